@@ -198,6 +198,12 @@ class TargetState(_Intake, frozen=True):
             "is unknown, or ApiSilenceEnded. Empty if the API was never silent."
         ),
     ] = ""
+    momentary: Annotated[
+        bool,
+        description(
+            "Whether it is ready, but has not stayed ready for long enough. Then ready is false."
+        ),
+    ] = False
 
 
 class TargetReported(_Intake, frozen=True):

@@ -339,6 +339,10 @@ class ReconcileAccepted(_Event, frozen=True):
 
     reads: Annotated[bool, description("Whether the resource has an object to read.")]
     reason: Reason = ""
+    requested_at: Annotated[
+        datetime | None,
+        description("Time at which the request was stored, by the bus's clock; null if unknown."),
+    ] = None
 
 
 class FinalizerAdded(_Event, frozen=True):
@@ -842,20 +846,20 @@ class ProgressNoted(_Event, frozen=True):
 
 
 class PartAvailability(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_defaults=True):
-    """How long a part of a composed object has been ready without interruption."""
+    """How long an object, such as a part of a composed one, has been ready without interruption."""
 
     run: Annotated[
-        str, description("Start of the part's process, from its outputs; empty if it has none.")
+        str, description("Start of its process, from its outputs; empty if it has none.")
     ] = ""
     since: Annotated[
         datetime | None,
-        description("Time since which the part has been ready; null if it is not ready."),
+        description("Time since which it has been ready; null if it is not ready."),
     ] = None
     interruptions: Annotated[
         int, description("Number of times that it restarted or stopped being ready.")
     ] = 0
     available: Annotated[
-        bool, description("Whether it has been ready for long enough to replace another part.")
+        bool, description("Whether it has been ready for long enough that others may rely on it.")
     ] = False
     api_event: Annotated[
         str,
@@ -881,6 +885,18 @@ class AvailabilityNoted(_Event, frozen=True):
         ),
     ] = None
     delay_seconds: _Delay = 0.0
+    withheld_until: Annotated[
+        datetime | None,
+        description(
+            "Time at which parts are withdrawn because other parts are not ready, if these stay "
+            "not ready; null if no withdrawal waits."
+        ),
+    ] = None
+
+    @property
+    def next_at(self) -> datetime | None:
+        """Earlier of the two times; None if there is none."""
+        return min(filter(None, (self.at, self.withheld_until)), default=None)
 
 
 class ApiThrottled(_Event, frozen=True):
@@ -1045,6 +1061,20 @@ class OutcomeRecorded(_Event, frozen=True):
         str,
         description("ProviderConfig of the object; empty if the resource has none."),
     ] = ""
+    availability: Annotated[
+        PartAvailability | None,
+        description(
+            "How long the object has been ready, if its kind may stop being ready by itself; null "
+            "for other kinds, and for an object that was never ready."
+        ),
+    ] = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the object is as declared and can be used."""
+        return self.outcome == "Converged" and all(
+            each.status == "True" for each in self.conditions if each.type == "Ready"
+        )
 
 
 ResourceEvent = (

@@ -29,7 +29,7 @@ from projections.name_owners import NameOwners, owned_names
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 29
+SCHEMA = 30
 """Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"

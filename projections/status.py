@@ -52,6 +52,7 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    PartAvailability,
     ProgressNoted,
     ReconcileAccepted,
     ReferenceAdded,
@@ -169,13 +170,16 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     reason: str = ""
     message: str = ""
     conditions: tuple[Condition, ...] = ()
+    # how long the object has been ready, if its kind may stop being ready by itself (ADR 0085)
+    availability: PartAvailability | None = None
     # time since which each condition has been unmet
     unmet_since: dict[str, datetime] | None = None
     retry_at: datetime | None = None
     retry_seconds: float = 0.0
     renewal_at: datetime | None = None  # time of the next renewal
     progress_at: datetime | None = None  # deadline for the next progress
-    available_at: datetime | None = None  # time at which the next part becomes available
+    # time at which the next part becomes available, or a withheld withdrawal is made
+    available_at: datetime | None = None
     pending_plan: str = ""  # plan waiting for approval
     pending_level: ApprovalLevel = "Never"  # least strict level that requires this approval
 
@@ -243,6 +247,19 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return None
 
     @property
+    def is_settled_ready(self) -> bool:
+        """Whether the object is as declared and ready.
+
+        During an action, the outcome and the readiness are those of an earlier object or content.
+        """
+        return self.outcome == "Converged" and not self.action_id and self.not_ready is None
+
+    @property
+    def is_available(self) -> bool:
+        """Whether the object, of a kind that may stop being ready, has stayed ready."""
+        return self.availability is not None and self.availability.available
+
+    @property
     def waiting_since(self) -> datetime | None:
         """Time since which the unmet condition has had its current reason."""
         unmet_type = "Ready" if self.outcome == "Converged" else "Converged"
@@ -297,6 +314,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.conditions = data.conditions
             if data.outcome == "Conflict" and not row.owned:
                 row.reserves_name = False  # the name belongs to another object or resource
+            row.availability = data.availability
         case ActionDecided(action):
             row.doubted = False  # an approved hold ends with the action
             _start_attempt(row, action, 1)
@@ -426,8 +444,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.renewal_at = at
         case ProgressNoted() as data:
             row.progress_at = data.at
-        case AvailabilityNoted(at=at):
-            row.available_at = at
+        case AvailabilityNoted() as data:
+            row.available_at = data.next_at
         case ApiThrottled(until, seconds):
             row.throttled_until, row.throttled_seconds = until, seconds
         case BreakerOpened(until):

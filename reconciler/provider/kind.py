@@ -195,6 +195,13 @@ class Kind:
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=always_ready)
     """Decides whether an object that matches its declaration can be used."""
 
+    keeps_readiness: bool = False
+    """Whether a ready object stays ready unless a fault occurs, such as the loss of a disk.
+
+    Otherwise it must stay ready for some seconds before another resource that waits for it is
+    created, because its process may exit.
+    """
+
     renewal_time: Callable[[Fields, ExternalObject], datetime | None] | None = None
     """Returns when a matching object, such as a certificate, must be written again."""
 
@@ -278,6 +285,11 @@ class Kind:
     def has_unmapped_spec(self) -> bool:
         """Whether ``spec`` has the fields of the object itself, without a mapping."""
         return True
+
+    @property
+    def is_readiness_momentary(self) -> bool:
+        """Whether an object that is ready may stop being ready by itself."""
+        return self.ready is not always_ready and not self.keeps_readiness
 
     def may_lose_readiness(self, existing: ExternalObject) -> bool:
         """Return whether the object may be ready for a moment only."""
@@ -415,6 +427,11 @@ class ComposedKind(Kind):
     def composition(self) -> ComposedKind | None:
         """This kind."""
         return self
+
+    @property
+    def is_readiness_momentary(self) -> bool:
+        """Whether a ready object may stop being ready before its parts are available."""
+        return self.min_ready_seconds is None
 
     @property
     def has_unmapped_spec(self) -> bool:
@@ -725,6 +742,11 @@ class KindRegistry(Mapping[str, Kind]):
         problem = kind.name_problem(name)
         if problem is not None:
             raise InvalidManifestError(f"external name {name!r}: {problem}")
+
+    def may_lose_readiness(self, name: str) -> bool:
+        """Return whether a ready object of this kind may stop being ready by itself."""
+        kind = self.find(name)
+        return kind is not None and kind.is_readiness_momentary
 
     def missing_hint(self, now: datetime) -> str:
         """Describe the remedy for a kind or a provider that is not registered here.

@@ -6,6 +6,8 @@ reads no clock. An interruption occurs when a part stops being ready, or when it
 
 While the API of a part does not respond, its readiness is unknown, so it does not become available
 (ADR 0080). After the API has responded, a new reading must show the part.
+
+The same holds for a resource's own object, on which resources with a reference wait (ADR 0085).
 """
 
 from __future__ import annotations
@@ -18,22 +20,25 @@ import msgspec
 
 from events.composition import CHILDREN, MANIFESTS, Child, children_of
 from events.external import ExternalObject
-from events.log import AvailabilityNoted, PartAvailability
+from events.log import AvailabilityNoted, OutcomeRecorded, PartAvailability
 from events.manifest import Fields, config_named_in
+from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from reconciler.provider.kind import Readiness
 from reconciler.resource.situation import Situation
-from reconciler.resource.state import Availability
-from reconciler.resource.turn import ApiSilence
+from reconciler.resource.state import Availability, ResourceState
+from reconciler.resource.turn import ApiSilence, Context
 
 MAX_READY_SECONDS: Final = 600.0
 """Limit of the interval after interruptions. After a part was ready for this long, its earlier
 interruptions no longer count."""
 
 REPLACEMENT_READY_SECONDS: Final = 5.0
-"""Time for which a replacement must be ready before the replaced object is deleted."""
+"""Time for which a replacement must be ready before the replaced object is deleted, and a target
+before a resource that references it is created."""
 
 _UNKNOWN: Final = PartAvailability()
+_AVAILABLE: Final = PartAvailability(available=True)
 _NEVER_SILENT: Final = ApiSilence(0, "")
 _MAX_DOUBLINGS: Final = 32
 _LISTING_JITTER: Final = 1.1  # the observer delays a listing by up to 10 percent
@@ -43,17 +48,84 @@ def note_availability(
     min_seconds: float, existing: ExternalObject, situation: Situation
 ) -> AvailabilityNoted | None:
     """Return the event that records changes of the parts' availability; None if there are none."""
-    bodies: Mapping[str, Fields] = existing.fields.get(MANIFESTS, {})
-    contents: Mapping[str, str] = existing.fields.get(CHILDREN, {})
-    configs = {
-        name: config_named_in(bodies[content]["spec"])
-        for name, content in contents.items()
-        if content in bodies
-    }
+    configs = _configs_of_parts(existing)
     was_silent = any(each in situation.context.silences for each in configs.values())
     needs_age = min_seconds or was_silent
     age = _max_reading_age(configs.values(), situation) if needs_age else timedelta(0)
     return _note(children_of(existing), configs, min_seconds, age, situation)
+
+
+def note_flapping_parts(existing: ExternalObject, situation: Situation) -> AvailabilityNoted | None:
+    """Return the event that records changes of the availability of parts that may flap, or None.
+
+    Parts of other kinds are available while they are ready.
+    """
+    children = {
+        name: child
+        for name, child in children_of(existing).items()
+        if situation.context.may_lose_readiness(ResourceKey.parse(name).kind)
+    }
+    if not children and situation.state.availability.at is None:
+        return None
+    all_configs = _configs_of_parts(existing)
+    configs = {name: all_configs[name] for name in children if name in all_configs}
+    age = _max_reading_age(configs.values(), situation)
+    return _note(children, configs, REPLACEMENT_READY_SECONDS, age, situation)
+
+
+def without_momentary_readiness(
+    existing: ExternalObject, availability: Availability
+) -> ExternalObject:
+    """Return the object with only those ready parts that are available, if they may flap."""
+    children: Mapping[str, Fields] = existing.outputs.get(CHILDREN, {})
+    waiting = {
+        name: {**child, "ready": False, "message": "it must stay ready"}
+        for name, child in children.items()
+        if child.get("ready") and not availability.parts.get(name, _AVAILABLE).available
+    }
+    if not waiting:
+        return existing
+    outputs = {**existing.outputs, CHILDREN: {**children, **waiting}}
+    return msgspec.structs.replace(existing, outputs=outputs)
+
+
+def with_ready_parts(existing: ExternalObject) -> ExternalObject:
+    """Return the object as if all of its parts were ready."""
+    known: Mapping[str, Fields] = existing.outputs.get(CHILDREN, {})
+    names: Iterable[str] = {**existing.fields.get(CHILDREN, {}), **known}
+    shown: Fields = {name: {**known.get(name, {}), "ready": True} for name in names}
+    return msgspec.structs.replace(existing, outputs={**existing.outputs, CHILDREN: shown})
+
+
+def note_withheld(
+    existing: ExternalObject, situation: Situation, *, is_withheld: bool
+) -> AvailabilityNoted | None:
+    """Return the event that records a change of `withheld_until`, or None.
+
+    The withdrawal of a part cannot be undone. So a part on which it depends must not be ready for
+    some seconds, and the readings that show this must not be old.
+    """
+    known, now = situation.state.availability, situation.context.bus_now
+    until = None
+    if is_withheld:
+        age = _max_reading_age(_configs_of_parts(existing).values(), situation)
+        until = known.withheld_until or now + timedelta(seconds=REPLACEMENT_READY_SECONDS) + age
+    if until == known.withheld_until:
+        return None
+    at = known.at or until
+    seconds = 0.0 if at is None else round((at - now).total_seconds(), 3)
+    return AvailabilityNoted({}, known.at, seconds, until)
+
+
+def _configs_of_parts(existing: ExternalObject) -> Mapping[str, str]:
+    """Return the name of each part's ProviderConfig."""
+    bodies: Mapping[str, Fields] = existing.fields.get(MANIFESTS, {})
+    contents: Mapping[str, str] = existing.fields.get(CHILDREN, {})
+    return {
+        name: config_named_in(bodies[content]["spec"])
+        for name, content in contents.items()
+        if content in bodies
+    }
 
 
 def note_replacement(
@@ -68,6 +140,35 @@ def note_replacement(
     name = _identity(existing)
     configs = {name: situation.state.provider_config}
     return _note({name: child}, configs, REPLACEMENT_READY_SECONDS, age, situation)
+
+
+def note_own_availability(
+    outcome: OutcomeRecorded, state: ResourceState, context: Context
+) -> PartAvailability | None:
+    """Return for how long the resource's own object has been ready, with this outcome.
+
+    None if its kind keeps its readiness, or if it was never ready. The object becomes available
+    only with a read that began late enough, because a listing may be old.
+    """
+    kind, spec, observed = context.kind, state.desired.spec, state.observed
+    if kind is None or not kind.is_readiness_momentary or not state.desired.is_declared:
+        return None
+    if spec is None or spec.policy.mode == "Absent":
+        return None
+    outputs = {} if observed.object is None else observed.object.outputs
+    child = Child(outcome.outcome, ready=outcome.is_ready, outputs=outputs)
+    part = _next_run(state.own_availability, child, context.bus_now)
+    if part is None or part.since is None or part.available:
+        return part
+    is_confirmed = observed.confirmed_at is not None and observed.confirmed_at >= available_from(
+        part.since, part.interruptions
+    )
+    return msgspec.structs.replace(part, available=is_confirmed)
+
+
+def available_from(since: datetime, interruptions: int) -> datetime:
+    """Return the time at which an object that is ready since a time becomes available."""
+    return since + _required(REPLACEMENT_READY_SECONDS, interruptions)
 
 
 def is_available(existing: ExternalObject, availability: Availability) -> bool:
@@ -115,7 +216,7 @@ def _note(
     if not changes and at == state.at:
         return None
     seconds = 0.0 if at is None else round((at - now).total_seconds(), 3)
-    return AvailabilityNoted(changes, at, seconds)
+    return AvailabilityNoted(changes, at, seconds, state.withheld_until)
 
 
 def with_availability(existing: ExternalObject, availability: Availability) -> ExternalObject:

@@ -204,7 +204,7 @@ def _take_steps(history: _History, cause: Command) -> None:
             case NothingToReport():
                 return
             case Conclusion():
-                outcome = outcome_to_record(state, step, context.kind)
+                outcome = outcome_to_record(state, step, context)
                 if outcome is not None:
                     history.record((outcome,), cause)
                 return

@@ -148,8 +148,9 @@ def _apply_endings(state: ResourceState, data: ResourceEvent) -> ResourceState:
         state = replace(state, waits=replace(state.waits, until=None, is_contention=False))
     if endings.deadlines and (state.renewal is not None or state.progress is not None):
         state = replace(state, renewal=None, progress=None)
-    if endings.deadlines and state.availability.at is not None:
-        state = replace(state, availability=replace(state.availability, at=None))
+    if endings.deadlines and state.availability.next_at is not None:
+        availability = replace(state.availability, at=None, withheld_until=None)
+        state = replace(state, availability=availability)
     if endings.approval:
         state = replace(state, holds=_without_approval(state.holds))
     if endings.plan and plan is not None:
@@ -184,7 +185,13 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             if data.outcome in COMPLETED and desired.completed_generation != data.generation:
                 desired = replace(desired, completed_generation=data.generation)
             version = event.resourceversion
-            return replace(state, desired=desired, outcome=data, outcome_version=version)
+            return replace(
+                state,
+                desired=desired,
+                outcome=data,
+                outcome_version=version,
+                own_availability=data.availability,
+            )
         case ActionDecided(action, base):
             flight = InFlight(action, base=_build_base(action, base, state.desired))
             if action.purpose == "Renew" and state.renewal is not None:
@@ -344,10 +351,11 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, renewal=Renewal(data.renewal_time, data.at))
         case ProgressNoted(mark, since, at):
             return replace(state, progress=KnownProgress(mark, since, at) if mark else None)
-        case AvailabilityNoted(parts, at):
-            merged = {**state.availability.parts, **parts}
+        case AvailabilityNoted() as data:
+            merged = {**state.availability.parts, **data.parts}
             known = {name: each for name, each in merged.items() if each is not None}
-            return replace(state, availability=Availability(known, at))
+            noted = Availability(known, data.at, data.withheld_until)
+            return replace(state, availability=noted)
 
         # --- finalizers, references, approvals and inputs
         case FinalizerAdded() as data:
@@ -608,6 +616,8 @@ def _fold_observation(
         existing is not None and existing.uid is not None and existing.uid == known.released_uid
     )
     is_proven_gone = existing is None and data.evidence == "Read"
+    requested_at = known.read_requested_at
+    is_requested = requested_at is not None and data.as_of >= requested_at
     observed = Observation(
         object=existing,
         provider_config=data.provider_config,
@@ -624,6 +634,7 @@ def _fold_observation(
         lost_after_seconds=known.lost_after_seconds,
         grace_seconds=known.grace_seconds,
         is_listing_disproved=known.is_listing_disproved,
+        confirmed_at=known.read_requested_time if is_requested else known.confirmed_at,
         seen_at=event.time if _shows_owned(existing, state) else known.seen_at,
         found_as=known.found_as if existing is not None else data.found_as,
     )
@@ -872,7 +883,11 @@ def _end_waits(state: ResourceState, data: ReconcileAccepted, event: LogEvent) -
     waits, flight = state.waits, state.actions.in_flight
     if waits.until is not None:
         waits = replace(waits, until=event.time, seconds=0.0)
-    observed = replace(state.observed, read_requested_at=read_requested_at)
+    observed = replace(
+        state.observed,
+        read_requested_at=read_requested_at,
+        read_requested_time=data.requested_at if data.reads else None,
+    )
     state = replace(state, waits=waits, observed=observed, cause=event.id)
     if flight is None or flight.retry_at is None:
         return state
@@ -1120,8 +1135,13 @@ def _with_result(
     is_replaced = data.operation == "Create" and data.purpose == "Replace"
     is_creation_response = data.operation == "Create" and data.found_by is None
     responded_at = state.actions.effect_at if is_creation_response else None
+    availability = state.own_availability
+    if availability is not None:  # what was read before the write no longer applies
+        run = "" if data.operation == "Create" else availability.run
+        availability = replace(availability, run=run, since=None, available=False)
     return replace(
         state,
+        own_availability=availability,
         owned=Owned(action.provider_config, action.external_name, uid, applied, responded_at),
         predecessor=None,
         retiring=replace(

@@ -22,8 +22,10 @@ from events.log import (
     Action,
     AvailabilityNoted,
     LogEvent,
+    OutcomeRecorded,
     ProgressNoted,
     RenewalScheduled,
+    ResourceEvent,
     RetryScheduled,
     SpecDeclared,
 )
@@ -43,18 +45,22 @@ _encoder = msgspec.json.Encoder(order="deterministic")
 
 
 def turn_digest(events: Iterable[LogEvent]) -> str:
-    """Return the digest of the events of a turn, without waits and reasons.
+    """Return the digest of the events of a turn, without waits, times of readiness and reasons.
 
-    Waits depend on the time of the decision.
+    Waits and times depend on the time of the decision.
     """
     recorded = [
-        msgspec.structs.replace(each.data, reason="")
-        if isinstance(each.data, SpecDeclared)
-        else each.data
-        for each in events
-        if not isinstance(each.data, _TIME_DEPENDENT)
+        _without_times(each.data) for each in events if not isinstance(each.data, _TIME_DEPENDENT)
     ]
     return hashlib.blake2b(_encoder.encode(recorded), digest_size=16).hexdigest()
+
+
+def _without_times(data: ResourceEvent) -> ResourceEvent:
+    if isinstance(data, SpecDeclared):
+        return msgspec.structs.replace(data, reason="")
+    if isinstance(data, OutcomeRecorded):
+        return msgspec.structs.replace(data, availability=None)
+    return data
 
 
 _TIME_DEPENDENT = (RetryScheduled, RenewalScheduled, ProgressNoted, AvailabilityNoted)

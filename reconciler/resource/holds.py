@@ -140,7 +140,9 @@ def request_reconcile(
             "the resource is not declared and owns no object; there is nothing to reconcile",
         )
     has_object = context.kind is not None and context.kind.is_external
-    return accept(state, command, ReconcileAccepted(has_object, data.reason))
+    requested_at = command.stored_at if has_object else None
+    accepted = ReconcileAccepted(has_object, data.reason, requested_at)
+    return accept(state, command, accepted)
 
 
 def approve(data: Approved, command: Command, state: ResourceState) -> CommandResult:

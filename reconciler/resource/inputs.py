@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 from events.composition import CHILDREN, manifests_of
+from events.external import ExternalObject
 from events.hold import Hold
-from events.log import SpecResolved
-from events.manifest import InvalidManifestError
+from events.log import AvailabilityNoted, SpecResolved
+from events.manifest import Fields, InvalidManifestError
 from events.names import InvalidNameError, ResourceKey
 from events.reference import Reference, fill_references, may_refer
 from events.secret import SecretRef
 from reconciler.errors import UnknownKindError
-from reconciler.provider.kind import Kind, check_growth
-from reconciler.resource.availability import note_availability, with_availability
+from reconciler.provider.kind import ComposedKind, Kind, check_growth
+from reconciler.resource.availability import (
+    note_availability,
+    note_flapping_parts,
+    note_withheld,
+    with_availability,
+    with_ready_parts,
+    without_momentary_readiness,
+)
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_REPORT, Conclusion, Step, on_hold
@@ -58,7 +68,7 @@ def _is_outdated(kind: Kind, desired: Desired) -> bool:
     )
 
 
-def compose(spec: Spec, situation: Situation) -> Step | None:
+def compose(spec: Spec, situation: Situation) -> Step | None:  # noqa: C901 - one guard per step
     """Return the event with the current parts of a composed object, or a conclusion, or None."""
     desired, kind, context = situation.state.desired, situation.kind, situation.context
     composition = kind.composition
@@ -75,12 +85,22 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     try:
         if kind.definition is not None:  # the definition may be newer than the declaration
             fields = kind.object_fields(kind.check_fields(fields))
-        if existing is not None and composition.min_ready_seconds is not None:
-            noted = note_availability(composition.min_ready_seconds(fields), existing, situation)
+        if existing is not None:
+            min_seconds = composition.min_ready_seconds
+            noted = (
+                note_flapping_parts(existing, situation)
+                if min_seconds is None
+                else note_availability(min_seconds(fields), existing, situation)
+            )
             if noted is not None:
                 return noted
-            existing = with_availability(existing, situation.state.availability)
+            existing = show_availability(existing, composition, situation.state)
         content = composition.compose(context.key, fields, existing)
+        if existing is not None and composition.min_ready_seconds is None:
+            kept = _keep_dependent_parts(content, fields, composition, situation)
+            if not isinstance(kept, dict):
+                return kept
+            content = kept
         if (content, digest) == (desired.resolved, desired.resolved_by):
             return None
         checked = set[tuple[str, str]]()
@@ -95,6 +115,59 @@ def compose(spec: Spec, situation: Situation) -> Step | None:
     except (InvalidManifestError, InvalidNameError) as error:
         return Conclusion("Failed", "InvalidInput", f"{part}{error}")
     return SpecResolved(desired.generation, content, digest)
+
+
+def _keep_dependent_parts(
+    content: Fields, fields: Fields, composition: ComposedKind, situation: Situation
+) -> Fields | AvailabilityNoted | Conclusion:
+    """Return the content with the parts that depend on a part that is not ready for a moment.
+
+    A withdrawn part is deleted, so it stays until the other one has stayed not ready (invariant
+    16). Return an event if that changes, and a conclusion if the content must wait.
+    """
+    desired, key = situation.state.desired, situation.context.key
+    existing = situation.comparison.existing
+    assert existing is not None
+
+    def compose_with(shown: ExternalObject) -> Fields:
+        try:
+            return composition.compose(key, fields, shown)
+        except InvalidManifestError:
+            return {}
+
+    known = existing.fields if desired.resolved is None else desired.resolved
+    removed = _parts_of(known) - _parts_of(content)
+    steady = compose_with(with_ready_parts(existing)) if removed else content
+    dependent = removed & _parts_of(steady)
+    # A part that was never ready releases no other part.
+    is_usable = not _parts_of(steady) - _parts_of(content) - removed
+    # A part that is ready again, but has not stayed ready, is not lost.
+    is_back = bool(dependent) and is_usable and dependent <= _parts_of(compose_with(existing))
+    noted = note_withheld(existing, situation, is_withheld=bool(dependent) and not is_back)
+    if noted is not None:
+        return noted
+    until = situation.state.availability.withheld_until
+    if not dependent or (until is not None and until <= situation.context.bus_now):
+        return content
+    if is_usable:
+        return steady
+    if desired.resolved is not None:
+        return desired.resolved
+    message = f"waiting for the parts on which {min(dependent)} depends"
+    return Conclusion("Waiting", "NotReady", message)
+
+
+def _parts_of(content: Fields) -> AbstractSet[str]:
+    return content.get(CHILDREN, {}).keys()
+
+
+def show_availability(
+    existing: ExternalObject, composition: ComposedKind, state: ResourceState
+) -> ExternalObject:
+    """Return a composed object with the recorded availability of its parts."""
+    if composition.min_ready_seconds is None:
+        return without_momentary_readiness(existing, state.availability)
+    return with_availability(existing, state.availability)
 
 
 def conclude_references(spec: Spec, state: ResourceState, key: ResourceKey) -> Step:
@@ -138,6 +211,8 @@ def _waiting_for(reference: Reference, desired: Desired) -> Conclusion | None:
     missing = ", ".join(each for each in reference.fields if target.values.get(each) is None)
     if missing:
         return Conclusion("Waiting", "ValueMissing", f"waiting for {name}: it has no {missing} yet")
+    if desired.resolved is None and target.momentary:
+        return Conclusion("Waiting", "NotReady", f"waiting for {name} to stay ready")
     if desired.resolved is None and not target.ready:
         why = "its API does not respond" if target.api_event else "it is not ready"
         return Conclusion("Waiting", "NotReady", f"waiting for {name}: {why}")

@@ -37,7 +37,7 @@ from reconciler.resource.attempt import (
     retry_refused_deletion,
     wait_after_conflicts,
 )
-from reconciler.resource.availability import is_available, note_replacement, with_availability
+from reconciler.resource.availability import is_available, note_replacement
 from reconciler.resource.contention import contention_wait, report_contention
 from reconciler.resource.difference import (
     LABELS,
@@ -47,7 +47,7 @@ from reconciler.resource.difference import (
     needs_replacement,
 )
 from reconciler.resource.evolve import is_created_by
-from reconciler.resource.inputs import compose, conclude_references, resolve
+from reconciler.resource.inputs import compose, conclude_references, resolve, show_availability
 from reconciler.resource.missing_data import describe_lost_data, hold_for_missing_data
 from reconciler.resource.new_scope import SCOPE_CLAIMS, hold_for_new_scope
 from reconciler.resource.observation import (
@@ -500,8 +500,8 @@ def _conclude_as_declared(existing: ExternalObject, spec: Spec, situation: Situa
     """Return the step for an object without differences, such as a renewal or Converged."""
     state, kind = situation.state, situation.kind
     shown = existing
-    if kind.composition is not None and kind.composition.min_ready_seconds is not None:
-        shown = with_availability(existing, state.availability)
+    if kind.composition is not None:
+        shown = show_availability(existing, kind.composition, state)
     ready = kind.ready(state.desired.fields, shown)
     if kind.progress is not None:
         noted = with_progress(ready, shown, spec, situation)

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from events.excerpt import shorten
 from events.log import Condition, OutcomeName, OutcomeRecorded
 from reconciler.provider.kind import Kind, Readiness
+from reconciler.resource.availability import note_own_availability
 from reconciler.resource.state import ResourceState
-from reconciler.resource.turn import Conclusion
+from reconciler.resource.turn import Conclusion, Context
 
 _CONVERGED: frozenset[OutcomeName] = frozenset({"Converged", "Deleted", "Released"})
 _INACTIVE: frozenset[OutcomeName] = frozenset({"Waiting", "Held", "Paused", "Drifted", "Failed"})
@@ -18,10 +19,10 @@ _UNHEALTHY: frozenset[OutcomeName] = frozenset({"Degraded", "Failed"})
 
 
 def outcome_to_record(
-    state: ResourceState, conclusion: Conclusion, kind: Kind | None
+    state: ResourceState, conclusion: Conclusion, context: Context
 ) -> OutcomeRecorded | None:
     """Return the outcome to record, or None if it equals the last one."""
-    conclusion = _with_readiness(conclusion, state, kind)
+    conclusion = _with_readiness(conclusion, state, context.kind)
     last, generation = state.outcome, state.desired.generation
     reason, message = str(conclusion.reason), shorten(conclusion.message)  # converts a `Hold`
     outcome = OutcomeRecorded(
@@ -33,6 +34,7 @@ def outcome_to_record(
         action_id=conclusion.action_id,
         provider_config=state.provider_config,
     )
+    outcome = replace(outcome, availability=note_own_availability(outcome, state, context))
     if last is not None:
         last = replace(
             last,

@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 47
+STATE_SCHEMA = 48
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -140,6 +140,9 @@ class Observation(msgspec.Struct, frozen=True, gc=False):
     read_requested_at: int | None = (
         None  # intake position of a requested read that has not arrived yet
     )
+    read_requested_time: datetime | None = None  # bus time of that request
+    # bus time of the last request whose read has arrived: the read began later
+    confirmed_at: datetime | None = None
     seen_at: datetime | None = None  # time of the event that last recorded the owned object
     # name under which a listing showed the owned uid when the object was missing
     found_as: str = ""
@@ -270,6 +273,12 @@ class Availability(msgspec.Struct, frozen=True, gc=False):
 
     parts: dict[str, PartAvailability] = {}
     at: datetime | None = None  # time at which the next part becomes available
+    withheld_until: datetime | None = None  # time at which parts are withdrawn
+
+    @property
+    def next_at(self) -> datetime | None:
+        """Earlier of the two times; None if there is none."""
+        return min(filter(None, (self.at, self.withheld_until)), default=None)
 
 
 class Finalizer(msgspec.Struct, frozen=True, gc=False):
@@ -365,6 +374,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     renewal: Renewal | None = None
     progress: KnownProgress | None = None
     availability: Availability = Availability()
+    own_availability: PartAvailability | None = None  # of the resource's object
     holds: Holds = Holds()
     recent_drifts: tuple[PathDrift, ...] = ()
     outcome: OutcomeRecorded | None = None  # None while a newer change is in progress

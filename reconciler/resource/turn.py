@@ -108,6 +108,8 @@ class Context(msgspec.Struct, frozen=True):
     check_part: Callable[[Manifest], None] = lambda _manifest: None
     # Like `check_part`, for a part that differs from a checked one only in its name.
     check_part_name: Callable[[Manifest], None] = lambda _manifest: None
+    # Whether a ready object of a kind, by name, may stop being ready by itself.
+    may_lose_readiness: Callable[[str], bool] = lambda _kind: False
     # Remedy for a missing kind or provider. It depends on the process, so it appears only in
     # refusals, never in events.
     missing_hint: Callable[[datetime], str] = lambda _now: (
@@ -219,7 +221,7 @@ class Turn(NamedTuple):
                     deadlines.append((at, "Renewal"))
                 case ProgressNoted(at=datetime() as at):
                     deadlines.append((at, "Progress"))
-                case AvailabilityNoted(at=datetime() as at):
+                case AvailabilityNoted(next_at=datetime() as at):
                     deadlines.append((at, "Availability"))
                 case _:
                     pass

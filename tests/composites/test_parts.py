@@ -6,6 +6,7 @@ import random
 import time
 from copy import deepcopy
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -25,12 +26,13 @@ from reconciler.cli.explain import explain_kind
 from reconciler.provider.defined_kind import build_defined_kind
 from reconciler.provider.kind import KIND_DEFINITION, DefinedKind, Kind, KindRegistry
 from reconciler.provider.lazy import LazyProvider
+from reconciler.resource.availability import REPLACEMENT_READY_SECONDS
 from reconciler.resource.decide import decide
 from reconciler.resource.evolve import evolve
 from reconciler.resource.state import NEW
 from tests.composites.palette import PALETTE
 from tests.composites.trio import DEFINITION, KEY, SPEC, content, kind_from, shape, spec, with_part
-from tests.resource.building import BLOCK, Story, every, manifest, names, only
+from tests.resource.building import BLOCK, START, Story, every, manifest, names, only
 
 READY = Child("Converged", ready=True)
 
@@ -718,3 +720,194 @@ def test_a_replay_and_a_withdrawal_need_no_expression():
     assert state == story.state
     story.withdraw()
     assert story.action.operation == "Delete"
+
+
+# --- parts that may be ready for a moment only
+
+
+def flapping_story(*flapping_kinds: str) -> Story:
+    """Return a converged story whose part ``late`` waits for ``middle``."""
+    definition = with_part(name="late", when="children.middle.ready", manifest=shape("White"))
+    story = Story(kind=replace(kind_from(definition), provider=BLOCK.provider), key=KEY)
+    story.flapping_kinds, story.stored_at = flapping_kinds, START
+    story.declare({}, api_version="trios/v1")
+    succeed_with(story, Child("Converged", reason="Starting"))
+    return story
+
+
+def succeed_with(story: Story, middle: Child) -> None:
+    action = story.action
+    shown = build_provider_object(action.fields, story.kind, t_middle=middle)
+    written = story.object_after(action)
+    story.report(existing=msgspec.structs.replace(written, outputs=shown.outputs))
+
+
+def started(time: str) -> Child:
+    return Child("Converged", ready=True, outputs={"startedAt": time})
+
+
+def has_late(story: Story) -> bool:
+    return "t-late" in colors(story.state.desired.fields)
+
+
+def test_a_part_that_may_flap_releases_another_part_only_after_it_stayed_ready():
+    story = flapping_story("Shape")
+    events = observe_again(story, t_middle=started("1"))
+    assert "AvailabilityNoted" in names(events)
+    assert (story.idle, has_late(story)) == (True, False)
+    assert story.state.outcome is not None
+    assert story.state.outcome.conditions[1].status == "False"
+    first = story.state.availability.at
+    assert first is not None
+    restarted_at = story.stored_at = first - timedelta(seconds=1)
+    observe_again(story, t_middle=started("2"))  # it restarted between two listings
+    story.stored_at = first
+    story.turn(TimerFired("Availability"))  # the other parts are available
+    assert not has_late(story)
+    second = story.state.availability.at
+    assert second is not None
+    assert second - restarted_at > first - START, "an interruption doubles the interval"
+    story.stored_at = second - timedelta(seconds=1)
+    story.turn(TimerFired("Availability"))
+    assert (story.idle, has_late(story)) == (True, False)
+    story.stored_at = second
+    events = story.turn(TimerFired("Availability"))
+    assert names(events)[:2] == ["AvailabilityNoted", "SpecResolved"]
+    assert has_late(story)
+
+
+def test_a_part_of_an_always_ready_kind_causes_no_event():
+    story = flapping_story()
+    assert "AvailabilityNoted" not in names(observe_again(story, t_middle=started("1")))
+    assert has_late(story)
+
+
+# --- a part that depends on another one, which is not ready for a moment
+
+UNREADY = Child("Converged", reason="Restarting")
+
+
+def ready_story(*flapping_kinds: str) -> Story:
+    """Return a story whose part ``late`` exists, because ``middle`` was ready."""
+    story = flapping_story(*flapping_kinds)
+    observe_again(story, t_middle=started("1"))
+    while story.state.availability.at is not None:
+        story.stored_at = story.state.availability.at
+        story.turn(TimerFired("Availability"))
+    succeed_with(story, started("1"))
+    assert has_late(story)
+    return story
+
+
+def pass_seconds(story: Story, seconds: float) -> list[Any]:
+    assert story.stored_at is not None
+    story.stored_at += timedelta(seconds=seconds)
+    return list(story.turn(TimerFired("Availability")))
+
+
+def wait_for_withdrawal(story: Story) -> list[Any]:
+    until = story.state.availability.withheld_until
+    assert until is not None
+    assert story.stored_at is not None
+    return pass_seconds(story, (until - story.stored_at).total_seconds())
+
+
+@pytest.mark.parametrize("flapping", [(), ("Shape",)], ids=["other kind", "kind that may flap"])
+def test_a_momentary_loss_of_readiness_withdraws_no_part(flapping: tuple[str, ...]):
+    story = ready_story(*flapping)
+    observe_again(story, t_middle=UNREADY)
+    assert (story.idle, has_late(story)) == (True, True)
+    assert [at for at, _ in story.timers][-1] == story.state.availability.withheld_until
+    pass_seconds(story, REPLACEMENT_READY_SECONDS)
+    assert (story.idle, has_late(story)) == (True, True)
+    observe_again(story, t_middle=started("2"))
+    assert story.state.availability.withheld_until is None
+    for _ in range(3):
+        pass_seconds(story, 100)
+        assert (story.idle, has_late(story)) == (True, True)
+
+
+@pytest.mark.parametrize("flapping", [(), ("Shape",)], ids=["other kind", "kind that may flap"])
+def test_a_part_is_withdrawn_after_the_other_one_stayed_unready(flapping: tuple[str, ...]):
+    story = ready_story(*flapping)
+    observe_again(story, t_middle=UNREADY)
+    until = story.state.availability.withheld_until
+    assert until is not None
+    assert story.stored_at is not None
+    # The listings of the part and of its parent may each be 5.5 seconds old.
+    assert until - story.stored_at == timedelta(seconds=REPLACEMENT_READY_SECONDS + 11)
+    pass_seconds(story, REPLACEMENT_READY_SECONDS + 10.9)
+    assert has_late(story)
+    events = wait_for_withdrawal(story)
+    assert "SpecResolved" in names(events)
+    assert not has_late(story)
+    assert story.state.availability.withheld_until is None
+    assert story.action.operation == "Update"
+
+
+def test_a_response_without_the_states_of_the_parts_withdraws_no_part():
+    story = ready_story()
+    story.declare({"color": "Blue"}, api_version="trios/v1")
+    story.succeed()
+    assert (story.idle, has_late(story)) == (True, True)
+
+
+def test_a_part_that_restarts_again_and_again_withdraws_no_part():
+    story = ready_story("Shape")
+    for number in range(2, 6):
+        observe_again(story, t_middle=UNREADY)
+        pass_seconds(story, 10)
+        observe_again(story, t_middle=started(str(number)))
+        pass_seconds(story, 3)
+        assert (story.idle, has_late(story)) == (True, True)
+
+
+def test_a_new_declaration_changes_the_other_parts_during_a_loss_of_readiness():
+    story = ready_story("Shape")
+    observe_again(story, t_middle=UNREADY)
+    story.declare({"color": "Blue"}, api_version="trios/v1")
+    assert has_late(story)
+    assert colors(story.action.fields)["t-middle"] == "Blue"
+    succeed_with(story, UNREADY)
+    wait_for_withdrawal(story)
+    assert not has_late(story)
+
+
+def test_a_part_that_was_never_ready_releases_no_part_during_the_loss_of_another():
+    definition = spec(
+        parts=[
+            *SPEC["composition"]["parts"],
+            {"name": "late", "when": "children.middle.ready", "manifest": shape("White")},
+            {"name": "later", "when": "children.side.ready", "manifest": shape("White")},
+        ]
+    )
+    story = Story(kind=replace(kind_from(definition), provider=BLOCK.provider), key=KEY)
+    story.stored_at = START
+    story.declare({}, api_version="trios/v1")
+    starting = Child("Converged", reason="Starting")
+
+    def succeed(**states: Child) -> None:
+        shown = build_provider_object(story.action.fields, story.kind, t_side=starting, **states)
+        written = story.object_after(story.action)
+        story.report(existing=msgspec.structs.replace(written, outputs=shown.outputs))
+
+    succeed()
+    succeed()
+    assert (story.idle, has_late(story)) == (True, True)
+    observe_again(story, t_middle=UNREADY, t_side=starting)
+    assert (story.idle, has_late(story)) == (True, True)
+    story.declare({"color": "Blue"}, api_version="trios/v1")
+    assert (story.outcome, story.reason) == ("Waiting", "NotReady")
+    assert story.outcome_message.endswith("parts on which default/Shape/t-late depends")
+    wait_for_withdrawal(story)
+    assert colors(story.action.fields)["t-middle"] == "Blue"
+    assert not has_late(story)
+    assert "t-later" not in colors(story.action.fields)
+
+
+def test_a_declaration_that_disables_a_part_withdraws_it_immediately():
+    story = ready_story("Shape")
+    assert "t-side" in colors(story.state.desired.fields)
+    story.declare({"side": False}, api_version="trios/v1")
+    assert "t-side" not in colors(story.state.desired.fields)
+    assert story.action.operation == "Update"

@@ -72,7 +72,7 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "pending_name": action.external_name if action and action.operation == "Create" else "",
         "renewal_at": None if due is None or due.is_written else due.at,
         "progress_at": None if state.progress is None else state.progress.at,
-        "available_at": state.availability.at,
+        "available_at": state.availability.next_at,
         "pending_plan": approval.plan if approval and approval.decision != "Proceed" else "",
         "finalizers": {each.name: each.holder for each in state.holds.finalizers},
         "references": state.holds.references,
@@ -115,6 +115,7 @@ def _outcome_of(state: ResourceState) -> Mapping[str, object]:
         "observed_generation": last.generation,
         "reason": last.reason,
         "message": last.message,
+        "availability": last.availability,
     }
 
 
@@ -191,7 +192,7 @@ def _digest(observed_object: ExternalObject | None) -> str:
 
 def unclassified_fields() -> set[str]:
     """Return the fields of the row that are neither compared nor listed as exceptions."""
-    compared = {"outcome", "observed_generation", "reason", "message", "conditions"}
+    compared = {"outcome", "observed_generation", "reason", "message", "conditions", "availability"}
     compared |= {"external_name", "declared_name", "declared_config"}
     compared |= {"doubted", "observed_uid", "foreign_identity", "pending_digest", "retry_at"}
     compared |= expected_fields_of(ResourceState()).keys()

@@ -26,6 +26,7 @@ from infra.secrets import open_stores
 from reconciler.cli.past.summaries import describe_drift
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
+from reconciler.resource.availability import REPLACEMENT_READY_SECONDS
 from reconciler.sdk.plan import compute_plan
 from tests.engines import TestEngine, disposable_engine
 from tests.scenarios.harness import World, api_config, every
@@ -596,6 +597,51 @@ async def test_a_container_that_reconciler_stopped_is_started_whatever_its_resta
     name = service.metadata.name
     await asyncio.to_thread(admin.post, f"/containers/{name}/kill")
     await measure_until(docked, is_running, "on-failure restarts it, and another client's kill did")
+
+
+# --- references to a container
+
+
+def referring(name: str, image: str, target: str) -> Manifest:
+    address = {"$ref": f"Container/{target}", "field": "outputs.address"}
+    return container(name, image, env={"ADDRESS": address})
+
+
+async def test_a_reference_waits_until_a_container_has_stayed_ready_and_no_longer(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    target = container(f"{prefix}-a", engine.image)
+    first, second = (referring(f"{prefix}-{each}", engine.image, f"{prefix}-a") for each in "bc")
+
+    def exists(manifest: Manifest) -> Callable[[], Any]:
+        return lambda: engine.admin.inspect(manifest.metadata.name)
+
+    await docked.declare_all([target, first])
+    await measure_until(docked, exists(target), "the target exists")
+    seconds = await measure_until(docked, exists(first), "the first user exists")
+    extra = seconds - REPLACEMENT_READY_SECONDS
+    assert -0.5 < extra < 1.0 + SLACK_SECONDS, f"{extra:.2f} s more than required"
+    print(f"the first reference took {extra:.2f} s more than required")
+    await docked.declare_all([second])
+    seconds = await measure_until(docked, exists(second), "the second user exists")
+    assert seconds < 1.0 + SLACK_SECONDS, "the target is known to stay ready"
+
+
+async def test_a_container_that_exits_again_and_again_releases_no_reference(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    command = ["sh", "-c", "sleep 1; exit 1"]
+    target = container(f"{prefix}-a", engine.image, command=command)
+    user = referring(f"{prefix}-b", engine.image, target.metadata.name)
+    await docked.declare_all([target, user])
+
+    def has_restarted_often() -> bool:
+        inspected = engine.admin.inspect(target.metadata.name)
+        return inspected is not None and inspected["RestartCount"] >= 4
+
+    await measure_until(docked, has_restarted_often, "it restarts")
+    await docked.until_outcome(user.key, "Waiting", reason="NotReady")
+    assert engine.admin.inspect(user.metadata.name) is None
 
 
 # --- anonymous volumes

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
+from events.external import ExternalObject
 from events.intake import (
     OnWithdrawal,
     Referenced,
@@ -17,20 +19,24 @@ from events.intake import (
     Unreferenced,
 )
 from events.integrity import LogDamage
-from events.log import Condition
+from events.log import Condition, PartAvailability
+from events.manifest import Fields
 from events.names import ResourceKey
 from events.provider_config import config_key
 from events.reference import REFERENCE_KIND, Reference
 from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import READY, KindRegistry, Readiness
 from reconciler.roles.sweeper.reference_index import NamedSecret, ReferenceIndex
 from reconciler.roles.sweeper.references import (
     MAX_REFERRERS,
     MAX_VALUE_BYTES,
     reference_messages,
+    referrer_messages,
     secret_messages,
 )
+from shapes_api.kinds.shapes import SHAPE
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 TARGET = ResourceKey("default", "Shape", "foo")
@@ -446,3 +452,66 @@ def test_a_target_whose_api_is_silent_is_not_ready_and_the_report_names_the_even
     assert report() == TargetState(True, ready=True, api_event="" if is_part_silent else "ended@3")
     config.silent_since, config.silence_event = NOON, "silent@4"
     assert not [each for each in _messages_for_rows(rows) if isinstance(each.data, TargetReported)]
+
+
+def _report(referrer: StatusRow, target: StatusRow, kinds: KindRegistry) -> TargetState:
+    models = ReadModels()
+    models.status = {str(row.key): row for row in (referrer, target)}
+    messages = referrer_messages(str(referrer.key), models, kinds)
+    for each in messages:
+        assert isinstance(each.data, TargetReported)
+        referrer.targets = {each.data.target: each.data.state}
+    return next(iter(referrer.targets.values()))
+
+
+def _judge(_fields: Fields, _observed: ExternalObject) -> Readiness:
+    return READY
+
+
+FLAPPING = KindRegistry([replace(SHAPE, ready=_judge)])
+
+
+def _flapping_target() -> StatusRow:
+    target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
+    target.outputs, target.availability = {"port": 1}, PartAvailability(since=NOON)
+    return target
+
+
+def test_a_target_that_may_flap_is_ready_for_others_once_it_is_available() -> None:
+    referrer, target = _waiting_row("a", "b"), _flapping_target()
+    values = {"outputs.port": 1}
+    assert _report(referrer, target, FLAPPING) == TargetState(True, False, values, momentary=True)
+    target.conditions = (Condition("Ready", "False", "Restarting"),)
+    assert _report(referrer, target, FLAPPING) == TargetState(True, False, values)
+    target.conditions, target.availability = (), PartAvailability(since=NOON, available=True)
+    ready = TargetState(True, True, values)
+    assert _report(referrer, target, FLAPPING) == ready
+    target.conditions, target.availability = (Condition("Ready", "False", "Restarting"),), None
+    assert _report(referrer, target, FLAPPING) == ready, "flaps are no longer reported"
+
+
+def test_a_kind_that_is_always_ready_is_not_momentary() -> None:
+    referrer = _waiting_row("a", "b")
+    target = StatusRow("default", "Shape", "b", declared=True, owned=True, outcome="Converged")
+    target.outputs = {"port": 1}
+    state = _report(referrer, target, KindRegistry([SHAPE]))
+    assert state == TargetState(True, True, {"outputs.port": 1})
+
+
+@pytest.mark.parametrize(
+    ("outcome", "paused"), [("Paused", True), ("Waiting", True), ("Converged", False)]
+)
+def test_flaps_are_not_reported_to_a_referrer_that_does_not_wait(
+    outcome: str, paused: bool
+) -> None:
+    referrer = _waiting_row("a", "b")
+    referrer.outcome, referrer.paused = outcome, paused
+    target = _flapping_target()
+    not_ready = TargetState(True, ready=False, values={"outputs.port": 1})
+    assert _report(referrer, target, FLAPPING) == not_ready
+    target.conditions = (Condition("Ready", "False", "Restarting"),)
+    assert _report(referrer, target, FLAPPING) == not_ready
+    target.conditions = ()
+    assert _report(referrer, target, FLAPPING) == not_ready
+    referrer.outcome, referrer.paused = "Waiting", False
+    assert _report(referrer, target, FLAPPING).momentary

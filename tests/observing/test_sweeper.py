@@ -12,15 +12,18 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
+from events.external import ExternalObject
 from events.intake import (
     DefinitionReported,
+    ReconcileRequested,
     SecretReported,
     TargetReported,
     TargetState,
     TimerFired,
 )
 from events.kind_definition import DefinitionRef
-from events.log import LogEvent, SecretObserved, SpecDeclared, TargetObserved
+from events.log import LogEvent, PartAvailability, SecretObserved, SpecDeclared, TargetObserved
+from events.manifest import Fields
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from events.reference import Reference
@@ -28,7 +31,7 @@ from projections.read_models import EMPTY_CHECKPOINT, ReadModels
 from projections.status import StatusRow
 from reconciler.errors import NotDoneError
 from reconciler.ports import IntakeMessageOut
-from reconciler.provider.kind import DefinedKind, Kind, KindRegistry
+from reconciler.provider.kind import READY, DefinedKind, Kind, KindRegistry, Readiness
 from reconciler.provider.secrets import SecretKey, SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import Runtime
@@ -44,6 +47,7 @@ from reconciler.roles.sweeper.report_queue import (
 from reconciler.roles.sweeper.sweeper import (
     FULL_SWEEP_SECONDS,
     MAX_WAKE_UP_SECONDS,
+    READ_MARGIN_SECONDS,
     ROWS_PER_SLICE,
     SECRETS_PER_SLICE,
     SWEEP_SECONDS,
@@ -71,14 +75,22 @@ class Intake:
         return 0
 
 
+def _ready(_fields: Fields, _observed: ExternalObject) -> Readiness:
+    return READY
+
+
 class Scene:
     """A sweeper, one waiting resource, and a clock."""
 
-    def __init__(self, stores: SecretStores = SecretStores()) -> None:  # noqa: B008 - it is frozen
+    def __init__(
+        self,
+        stores: SecretStores = SecretStores(),  # noqa: B008 - it is frozen
+        kinds: KindRegistry | None = None,
+    ) -> None:
         self.now, self.seconds = BEGIN, 0.0
         self.intake = Intake()
         self.configurations = Configurations()
-        self.kinds = KindRegistry([SHAPE])
+        self.kinds = KindRegistry([SHAPE]) if kinds is None else kinds
         self.row = StatusRow(FOO.namespace, FOO.kind, FOO.name)
         models = self.models = ReadModels()
         self.row.outcome = "Held"  # held and waiting resources are checked
@@ -126,6 +138,13 @@ async def test_a_resource_woken_without_effect_is_woken_again_at_growing_interva
     pauses = [later - earlier for earlier, later in itertools.pairwise(woken_at)]
     assert max(pauses[6:]) == min(pauses[6:]) == MAX_WAKE_UP_SECONDS
     assert {type(each.data) for each in scene.intake.published} == {TimerFired}
+
+
+async def test_a_lost_timer_of_parts_wakes_a_waiting_resource() -> None:
+    scene = Scene()
+    scene.row.outcome = "Waiting"
+    scene.row.available_at = BEGIN - timedelta(minutes=1)
+    assert (await scene.sweep_for(5)) == [0]
 
 
 async def test_a_resource_is_woken_immediately_when_a_new_wait_ends() -> None:
@@ -553,3 +572,74 @@ async def test_reports_that_were_not_stored_are_published_again(
             await scene.sweeper.sweep()
     await scene.sweeper.sweep()
     assert len(tenant.reports) == 64
+
+
+# --- targets that must stay ready
+
+
+def _momentary_scene(scene: Scene) -> StatusRow:
+    """Let the resource wait for a target that has been ready for three seconds."""
+    target = StatusRow(FOO.namespace, FOO.kind, "target", declared=True, owned=True)
+    target.outcome = "Converged"
+    target.availability = PartAvailability(since=BEGIN - timedelta(seconds=3))
+    scene.row.outcome, scene.row.declared = "Waiting", True
+    scene.row.refers = (Reference(str(target.key)),)
+    scene.models.status[str(target.key)] = target
+    scene.models.set_checkpoint(EMPTY_CHECKPOINT)
+    return target
+
+
+def _requests(scene: Scene) -> list[ResourceKey]:
+    published = scene.intake.published
+    return [each.key for each in published if isinstance(each.data, ReconcileRequested)]
+
+
+async def test_a_read_of_a_target_is_requested_once_it_has_been_ready_for_long_enough() -> None:
+    scene = Scene(kinds=KindRegistry([replace(SHAPE, ready=_ready)]))
+    target = _momentary_scene(scene)
+    await scene.sweeper.sweep()
+    assert _requests(scene) == []
+    assert scene.sweeper.next_sweep_seconds == pytest.approx(2.0 + READ_MARGIN_SECONDS)
+    scene.now += timedelta(seconds=2.0 + READ_MARGIN_SECONDS)
+    await scene.sweeper.sweep()
+    assert _requests(scene) == [target.key]
+    await scene.sweeper.sweep()
+    assert len(_requests(scene)) == 1, "the request may not be in the log yet"
+    scene.seconds += SWEEP_SECONDS
+    target.doubted = True
+    await scene.sweeper.sweep()
+    assert len(_requests(scene)) == 1, "the read has not arrived yet"
+    target.doubted = False
+    await scene.sweeper.sweep()
+    assert len(_requests(scene)) == 2, "the request was lost"
+    await scene.sweep_for(10 * SWEEP_SECONDS)
+    assert len(_requests(scene)) == 4, "the pauses grow"
+
+
+async def test_a_target_without_an_object_is_not_read() -> None:
+    scene = Scene(kinds=KindRegistry([replace(SHAPE, ready=_ready)]))
+    target = _momentary_scene(scene)
+    await scene.sweeper.sweep()
+    target.owned, target.availability = False, None
+    await scene.sweep_for(4 * SWEEP_SECONDS)
+    assert _requests(scene) == []
+
+
+async def test_an_available_target_is_not_read_again() -> None:
+    scene = Scene(kinds=KindRegistry([replace(SHAPE, ready=_ready)]))
+    target = _momentary_scene(scene)
+    target.availability = PartAvailability(since=BEGIN - timedelta(hours=1), available=True)
+    await scene.sweep_for(4 * SWEEP_SECONDS)
+    assert _requests(scene) == []
+
+
+async def test_each_interruption_of_a_target_doubles_the_time_before_its_read() -> None:
+    scene = Scene(kinds=KindRegistry([replace(SHAPE, ready=_ready)]))
+    target = _momentary_scene(scene)
+    target.availability = PartAvailability(since=BEGIN, interruptions=1)
+    scene.now += timedelta(seconds=9)
+    await scene.sweeper.sweep()
+    assert _requests(scene) == []
+    scene.now += timedelta(seconds=2)
+    await scene.sweeper.sweep()
+    assert _requests(scene) == [target.key]

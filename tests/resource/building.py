@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, TypeVar
 
@@ -155,6 +155,7 @@ class Story:
         self.twins: dict[str, TwinHold] = {}
         self.silences: dict[str, ApiSilence] = {}
         self.new_scopes: dict[str, dict[str, int]] = {}
+        self.flapping_kinds: Collection[str] = ()
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -182,6 +183,7 @@ class Story:
             twins=self.twins,
             silences=self.silences,
             new_scopes=self.new_scopes,
+            may_lose_readiness=lambda kind: kind in self.flapping_kinds,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

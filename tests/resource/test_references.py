@@ -24,7 +24,16 @@ from projections.read_models import ReadModels, rebuild
 from projections.status import StatusRow
 from reconciler.provider.kind import Readiness
 from tests.projections.logs import interleave
-from tests.resource.building import BLOCK, CONFIG, EXCLUSIVE, Story, api_object, every, names, only
+from tests.resource.building import (
+    BLOCK,
+    CONFIG,
+    EXCLUSIVE,
+    Story,
+    api_object,
+    every,
+    names,
+    only,
+)
 
 DATABASE = "default/Block/Orders"
 HOST = {"$ref": "Block/Orders", "field": "outputs.host"}
@@ -358,3 +367,17 @@ def test_a_declared_digest_is_refused():
     story = Story(kind=SERVER)
     story.declare({"type": "db", "password": {"$secret": "db-password", "digest": "mine"}})
     assert "must not be declared" in story.reply.message
+
+
+# --- targets that may be ready for a moment only
+
+
+def test_a_target_that_has_not_stayed_ready_does_not_release_a_creation():
+    story = declared_server()
+    state = {**ready_target(), "ready": False, "momentary": True}
+    events = report_target(story, **state)
+    assert names(events) == ["TargetObserved", "OutcomeRecorded"]
+    assert (story.outcome, story.reason) == ("Waiting", "NotReady")
+    assert story.outcome_message == f"waiting for {DATABASE} to stay ready"
+    report_target(story, **ready_target())
+    assert story.action.operation == "Create"

@@ -580,6 +580,7 @@ ATTACHMENT = Kind(
     name_problem=name_problem,
     outputs=AttachmentOutputs,
     ready=ready,
+    keeps_readiness=True,
     immutable=frozenset({"disk"}),
 )
 """The ``Attachment`` kind."""

@@ -161,6 +161,7 @@ BUCKET = Kind(
     name_problem=name_problem,
     outputs=StreamOutputs,
     ready=ready,
+    keeps_readiness=True,
     immutable=frozenset({"storage"}),
     describe_data_loss=describe_data_loss,
 )

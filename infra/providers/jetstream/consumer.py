@@ -547,6 +547,7 @@ CONSUMER = Kind(
     name_problem=name_problem,
     outputs=StreamOutputs,
     ready=ready,
+    keeps_readiness=True,
     immutable=frozenset(
         {
             "ackPolicy",

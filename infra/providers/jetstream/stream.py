@@ -245,6 +245,7 @@ STREAM = Kind(
     name_problem=name_problem,
     outputs=StreamOutputs,
     ready=ready,
+    keeps_readiness=True,
     immutable=frozenset({"storage", "isWorkQueue"}),
     describe_data_loss=describe_data_loss,
 )

@@ -441,7 +441,8 @@ def _describe_target(target: str, known: TargetState) -> str:
         return f"The referenced resource {target} is not declared"
     is_unknown = bool(known.api_event)
     unready = ", and its API does not respond" if is_unknown else ", and not ready yet"
-    ready = "" if known.ready else unready
+    is_new = ", and ready, but may stop being ready" if known.momentary else ""
+    ready = is_new if known.ready else unready
     return f"The referenced resource {target} is declared{_field_suffix(known.values)}{ready}"
 
 
@@ -497,9 +498,14 @@ def _describe_availability(data: AvailabilityNoted) -> str:
     }
     changes = [f"{list_first(names)}: {group}" for group, names in groups.items() if names]
     text = f"The parts changed ({'; '.join(changes)})" if changes else "The parts are unchanged"
-    if data.at is None:
-        return text
-    return f"{text}, and the next one is available at {time_text(data.at)} if it stays ready"
+    if data.at is not None:
+        text += f", and the next one is available at {time_text(data.at)} if it stays ready"
+    if data.withheld_until is not None:
+        text += (
+            "; the parts that depend on a part that is not ready are withdrawn at "
+            f"{time_text(data.withheld_until)} if it stays not ready"
+        )
+    return text
 
 
 def _describe_success(data: ActionSucceeded) -> str:

@@ -834,6 +834,7 @@ class Decider:
             check_definition=self._definitions.check,
             check_part=self._kinds.check,
             check_part_name=self._kinds.check_name,
+            may_lose_readiness=self._kinds.may_lose_readiness,
             missing_hint=self._kinds.missing_hint,
         )
 

@@ -31,6 +31,7 @@ from projections.read_models import ReadModels
 from projections.readiness import find_silent_api
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import KindRegistry
 from reconciler.resource.cycle import find_cycles, find_reachable
 from reconciler.roles.sweeper.reference_index import (
     AffectedResources,
@@ -65,12 +66,34 @@ def reference_messages(
     return messages
 
 
-def referrer_messages(name: str, models: ReadModels) -> list[IntakeMessageOut]:
-    """Return the messages to a resource about the states of its targets."""
+def referrer_messages(
+    name: str, models: ReadModels, kinds: KindRegistry | None = None
+) -> list[IntakeMessageOut]:
+    """Return the messages to a resource about the states of its targets.
+
+    ``kinds`` is None for a plan, which expects that a ready target stays ready.
+    """
     row = models.status.get(name)
     if row is None or name in models.damage:
         return []
-    return [*_state_messages(row, models.status, models.damage)]
+    return [*_state_messages(row, models.status, models.damage, kinds)]
+
+
+def find_momentary_targets(name: str, models: ReadModels, kinds: KindRegistry) -> list[str]:
+    """Return the targets that a waiting resource will use once they have stayed ready."""
+    row = models.status.get(name)
+    if row is None or row.outcome != "Waiting" or row.paused:
+        return []
+    targets = [
+        models.status[each.target]
+        for each in row.refers
+        if each.target in models.status and each.target not in models.damage
+    ]
+    return [
+        str(each.key)
+        for each in targets
+        if each.owned and each.is_settled_ready and _must_stay_ready(row, each, kinds)
+    ]
 
 
 def target_messages(
@@ -181,7 +204,7 @@ def _limit_referrers(
 
 
 def _state_messages(
-    row: StatusRow, all_rows: _Rows, damaged: Container[str]
+    row: StatusRow, all_rows: _Rows, damaged: Container[str], kinds: KindRegistry | None
 ) -> Iterator[IntakeMessageOut]:
     if not row.declared:
         return
@@ -192,6 +215,12 @@ def _state_messages(
             continue
         known = row.targets.get(reference.target)
         state = _target_state(row, reference, known, all_rows, cycles)
+        is_new = state.ready and not (known is not None and known.ready)
+        if kinds and is_new and _must_stay_ready(row, all_rows[reference.target], kinds):
+            # Nothing waits for the target in a paused resource, for example. There, each flap would
+            # only cause an event.
+            is_awaited = row.outcome == "Waiting" and not row.paused
+            state = replace(state, ready=False, momentary=is_awaited, api_event="")
         remaining_bytes -= len(_encoder.encode(state.values)) if state.values else 0
         if remaining_bytes < 0 and state.values:
             state = replace(state, values={})
@@ -232,9 +261,7 @@ def _target_state(
         # Report it as missing, because the namespace may not read its state.
         return TargetState(False)
     was_ready = known is not None and known.ready
-    # During an action, the outcome and the readiness are those of an earlier object or content.
-    is_settled = target.outcome == "Converged" and not target.action_id
-    is_ready = was_ready or (is_settled and target.not_ready is None)
+    is_ready = was_ready or target.is_settled_ready
     api_event = known.api_event if known is not None and known.ready else ""
     if is_ready and not was_ready:
         # The last observation does not show the readiness of an object while its API is silent.
@@ -250,6 +277,14 @@ def _target_state(
     cycle = cycles.get(reference.target, ())
     # A target without an object, for example one declared absent, is never ready.
     return TargetState(True, is_ready and bool(target.owned), values, cycle, api_event)
+
+
+def _must_stay_ready(row: StatusRow, target: StatusRow, kinds: KindRegistry) -> bool:
+    """Return whether the target must stay ready before it releases the creation of an object."""
+    kind = kinds.find(row.kind)
+    if kind is not None and not kind.is_external:
+        return False  # the reference releases nothing
+    return kinds.may_lose_readiness(target.kind) and not target.is_available
 
 
 def _is_kept_for(row: StatusRow, known: TargetState | None, target: StatusRow) -> bool:

@@ -9,13 +9,13 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import ClassVar, Literal
 
 import structlog
 
 from events.hold import Hold
-from events.intake import TimerFired
+from events.intake import ReconcileRequested, TimerFired
 from events.log import (
     ActionSucceeded,
     ApiSilenceEnded,
@@ -42,6 +42,7 @@ from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import IntakeMessageOut, IntakeWriter
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretStores
+from reconciler.resource.availability import available_from
 from reconciler.resource.backoff import is_over
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.runtime import REAL, Runtime
@@ -52,6 +53,7 @@ from reconciler.roles.sweeper.reference_index import (
 )
 from reconciler.roles.sweeper.references import (
     definition_messages,
+    find_momentary_targets,
     referrer_messages,
     secret_messages,
     target_messages,
@@ -70,6 +72,9 @@ ROWS_PER_SLICE = 256
 
 SECRETS_PER_SLICE = 16
 """Number of secrets to read, in about a millisecond, before yielding to the event loop."""
+
+READ_MARGIN_SECONDS = 0.1
+"""Time added to the wait for a target's read, because the bus's time is measured imprecisely."""
 
 _PAUSE_FACTOR = 9  # ratio of pause to sweep, so that sweeps take at most 10% of the time
 
@@ -148,6 +153,9 @@ class Sweeper:
         self._unreadable: set[NamedSecret] = set()
         self._full_sweep_at = self._clock()
         self._wake_ups: dict[ResourceKey, _WakeUp] = {}
+        # Targets that must stay ready, when to request a read of each again, and the next pause.
+        self._awaited: dict[str, tuple[float, float]] = {}
+        self.next_sweep_seconds = SWEEP_SECONDS
         self._redefined = {kind.name for kind in kinds.values() if kind.definition is not None}
 
     async def run(self) -> None:
@@ -163,7 +171,7 @@ class Sweeper:
             # Otherwise, constantly changing targets would cause a sweep for every event.
             await asyncio.sleep(min(_PAUSE_FACTOR * (loop.time() - started_at), SWEEP_SECONDS))
             try:
-                async with asyncio.timeout(SWEEP_SECONDS):
+                async with asyncio.timeout(self.next_sweep_seconds):
                     await self._should_sweep.wait()
             except TimeoutError:
                 continue
@@ -172,7 +180,8 @@ class Sweeper:
     async def sweep(self) -> int:
         """Wake every resource whose wait is over. Return the number of resources."""
         # The deadlines are in the bus's time, because the local clock may be wrong.
-        overdue = datetime.fromtimestamp(await self._bus_time() - OVERDUE_SECONDS, UTC)
+        bus_now = datetime.fromtimestamp(await self._bus_time(), UTC)
+        overdue = bus_now - timedelta(seconds=OVERDUE_SECONDS)
         damaged = self._models.damage
         all_rows = self._models.status
         rows = [all_rows[name] for name in self._models.swept if name not in damaged]
@@ -189,9 +198,10 @@ class Sweeper:
             reports = await self._reports.take(
                 lambda name, is_target: self._find_reports(name, is_target, digests), definitions
             )
-            if wake_messages or reports:
+            requests = self._request_reads(bus_now)
+            if wake_messages or reports or requests:
                 reach(Failpoint.SWEEPER_FOUND)
-                await self._intake.publish([*wake_messages, *reports])
+                await self._intake.publish([*wake_messages, *reports, *requests])
                 self._reports.record_published(reports)
                 reach(Failpoint.SWEEPER_WOKE)
         except BaseException:
@@ -231,11 +241,37 @@ class Sweeper:
         """Return reports of differences between a resource and its dependencies, and their cost."""
         models = self._models
         if not is_target:
-            return referrer_messages(name, models), 0
+            for target in find_momentary_targets(name, models, self._kinds):
+                self._awaited.setdefault(target, (self._clock(), SWEEP_SECONDS))
+            return referrer_messages(name, models, self._kinds), 0
         row = models.status.get(name)
         secrets = () if row is None else secret_messages(row, digests)
         messages = [*target_messages(name, self._index, models), *secrets]
         return messages, len(self._index.referrers(name))
+
+    def _request_reads(self, bus_now: datetime) -> list[IntakeMessageOut]:
+        """Request a read of each awaited target that has been ready for long enough.
+
+        Its last read may be as old as a listing, so only a new one shows that it stayed ready.
+        """
+        now, messages, waits = self._clock(), list[IntakeMessageOut](), [SWEEP_SECONDS]
+        for name, (request_at, pause) in list(self._awaited.items()):
+            row = self._models.status.get(name)
+            if row is None or not (row.owned and row.is_settled_ready) or row.is_available:
+                del self._awaited[name]
+                continue
+            known, wait = row.availability, request_at - now
+            if known is not None and known.since is not None:
+                end = available_from(known.since, known.interruptions)
+                wait = max(wait, (end - bus_now).total_seconds() + READ_MARGIN_SECONDS)
+            if wait > 0:
+                waits.append(wait)
+            elif not row.doubted:  # otherwise, a requested read has not been recorded yet
+                data = ReconcileRequested("other resources wait for it to stay ready")
+                messages.append(IntakeMessageOut("desired", row.key, data, self._new_id()))
+                self._awaited[name] = (now + pause, min(2 * pause, MAX_WAKE_UP_SECONDS))
+        self.next_sweep_seconds = min(waits)
+        return messages
 
     def _to_wake(
         self, rows: Iterable[StatusRow], held: Iterable[StatusRow], overdue: datetime
@@ -257,7 +293,7 @@ class Sweeper:
             for row in rows
             if (deadline := row.next_deadline) is not None
             and deadline < overdue
-            and not (row.paused or row.outcome in _WOKEN_BY_MESSAGES)
+            and not (row.paused or _is_woken_by_messages(row))
         }
         guarded = {row.key for row in held if row.hold in _GUARDS}
         holds = ((row.key, self._hold_basis(row)) for row in held)
@@ -377,6 +413,12 @@ class Sweeper:
         self, key: ResourceKey, purpose: Literal["ConfigChanged", "Sweep"]
     ) -> IntakeMessageOut:
         return IntakeMessageOut("timer", key, TimerFired(purpose), self._new_id())
+
+
+def _is_woken_by_messages(row: StatusRow) -> bool:
+    """Return whether no deadline wakes the resource, except that of its parts."""
+    waits_for_parts = row.outcome == "Waiting" and row.next_deadline == row.available_at
+    return row.outcome in _WOKEN_BY_MESSAGES and not waits_for_parts
 
 
 def is_configuration_ready(
