@@ -23,7 +23,7 @@ from reconciler.cli.progress import MAX_WITHOUT_BAR, progress_bar
 from reconciler.cli.standard_streams import tolerating_closed_output
 from reconciler.errors import DeclarationRefusedError, WaitTimeoutError
 from reconciler.sdk.client import Client
-from reconciler.sdk.outcomes import SETTLED, Outcome
+from reconciler.sdk.outcomes import SETTLED, UNCONFIRMED_MESSAGE, Outcome
 
 DELETED_OUTCOMES: Final[tuple[OutcomeName, ...]] = ("Deleted", "Released")
 _KEPT: Final = ("Held", Hold.REFERENCED)
@@ -110,6 +110,8 @@ def _record_timeout(accepted: Mapping[str, Result], outcomes: Mapping[str, Outco
         outcome = outcomes.get(name)
         if outcome is not None and outcome.generation >= result.generation:
             _update(result, outcome)
+            if outcome.is_unconfirmed:
+                result.ready, result.message = False, UNCONFIRMED_MESSAGE
         result.timed_out = result.outcome not in SETTLED or not result.ready
 
 

@@ -347,7 +347,9 @@ class Client:
 
         An existing outcome counts. ``Converged`` counts only when the object is also ready, unless
         ``ready`` is false. While its API does not respond, its readiness is unknown, so the wait
-        continues if you may read that (`silent_since`). Raises ``WaitTimeoutError`` with the
+        continues if you may read that (`silent_since`). If its kind may stop being ready by itself,
+        such as a container, it must stay ready for some seconds: the client then requests a read of
+        the object, as ``reconcile`` does. Raises ``WaitTimeoutError`` with the
         outcomes so far.
         """
         key = as_key(resource)

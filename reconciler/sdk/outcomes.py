@@ -6,21 +6,24 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import datetime
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import Final, Self
 
 import msgspec
+import structlog
 
 from events.hold import Hold, hold_of
-from events.log import Condition, OutcomeName, OutcomeRecorded
+from events.log import Condition, OutcomeName, OutcomeRecorded, PartAvailability
 from events.names import KIND_DEFINITION_KIND, PROVIDER_CONFIG_KIND, ResourceKey
 from events.wording import plural
 from infra.bus.client_bus import JetStreamClientBus
 from infra.bus.outcome_feeds import OutcomeFeed
+from infra.jetstream.errors import BusDeniedError, BusError
 from projections.readiness import unknown_readiness
 from reconciler.errors import WaitTimeoutError
 from reconciler.ports import StoredEvent
+from reconciler.sdk.messages import reconcile_request
 
 SETTLED: Final[frozenset[OutcomeName]] = frozenset(
     {
@@ -39,11 +42,18 @@ SETTLED: Final[frozenset[OutcomeName]] = frozenset(
 is retried, and ``Unowned`` and ``Rejected``, which belong to no generation."""
 
 _REREAD_SECONDS: Final = 5.0  # a replica of the log may lag behind the subscription
+_CHECK_SECONDS: Final = 0.1  # between checks whether to request a read
+UNREQUESTED_SECONDS: Final = 10.0
+"""Time for which an outcome must not change if the user may not request a read: two listings."""
+
+_READ_REASON: Final = "a client waits for it to stay ready"
+UNCONFIRMED_MESSAGE: Final = "it is ready, but has not stayed ready for long enough"
 _EXACT_FILTERS: Final = 32
 _ENDING_KINDS: Final = {"ProviderConfig": PROVIDER_CONFIG_KIND, "Kind": KIND_DEFINITION_KIND}
 """Kinds whose declaration ends a hold, by `Hold.ended_by`."""
 
 _MAX_DESCRIBED: Final = 3
+_logger = structlog.get_logger(__name__)
 
 
 class Outcome(msgspec.Struct, frozen=True, rename="camel"):
@@ -53,6 +63,7 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     is not in the log, and has the position of the preceding outcome. ``version`` counts the
     resource's events, 0 for a rejection. ``actor`` is the source of the message that led to it.
     ``provider_config`` names the configuration of the object; empty if it has none.
+    ``availability`` is how long the object has been ready; None if its kind keeps its readiness.
 
     The conditions are as recorded. If the API stops responding later, there is no new outcome:
     ``Client.silent_since`` reports it per configuration, and a wait for a ready object continues.
@@ -70,6 +81,16 @@ class Outcome(msgspec.Struct, frozen=True, rename="camel"):
     version: int = 0
     actor: str = ""
     provider_config: str = ""
+    availability: PartAvailability | None = None
+
+    @property
+    def is_unconfirmed(self) -> bool:
+        """Whether the object is ready, but has not stayed ready for long enough.
+
+        Its kind may stop being ready by itself, for example because a process exits.
+        """
+        is_momentary = self.availability is not None and not self.availability.available
+        return self.outcome == "Converged" and is_momentary and self.not_ready is None
 
     @property
     def not_ready(self) -> Condition | None:
@@ -99,6 +120,7 @@ def as_outcome(stored: StoredEvent) -> Outcome | None:
         version=event.resourceversion,
         actor=event.actor,
         provider_config=data.provider_config,
+        availability=data.availability,
     )
 
 
@@ -201,6 +223,7 @@ class Waiting:
         self._pending = dict(generations)
         self._silent_since: dict[str, datetime | None] = {}
         self._lasting: set[str] = set()  # ids of outcomes that have not changed for a reread
+        self._confirmed: set[str] = set()  # ids of outcomes that count without a requested read
 
     @property
     def pending(self) -> Sequence[ResourceKey]:
@@ -253,6 +276,27 @@ class Waiting:
         self._lasting, unchanged = last, last & self._lasting
         self._accept_holds(unchanged)
 
+    @property
+    def unconfirmed(self) -> Sequence[Outcome]:
+        """The outcomes that end the wait once their objects have stayed ready."""
+        last = (self._last.get(key) for key in self._pending)
+        return [
+            each
+            for each in last
+            if each is not None
+            and self._needs_confirmation(each)
+            and each.generation >= self._generations[each.key]
+        ]
+
+    def confirm(self, outcome: Outcome) -> None:
+        """Accept an outcome although no requested read has confirmed it."""
+        self._confirmed.add(outcome.event_id)
+        if self._last.get(outcome.key) == outcome and outcome.key in self._pending:
+            self._accept(outcome)
+
+    def _needs_confirmation(self, outcome: Outcome) -> bool:
+        return self._ready and outcome.is_unconfirmed and outcome.event_id not in self._confirmed
+
     def accept_all_holds(self) -> None:
         """Accept the holds that another resource of this wait may have ended, but did not."""
         self._accept_holds({each.event_id for each in self._last.values()})
@@ -287,6 +331,8 @@ class Waiting:
         is_starting = outcome.outcome == "Converged" and outcome.not_ready is not None
         if outcome.outcome not in self._outcomes or (self._ready and is_starting):
             return False
+        if self._needs_confirmation(outcome):
+            return False
         if not self._needs_api(outcome):
             return True
         config = outcome.provider_config
@@ -317,6 +363,8 @@ class Waiting:
                 (last, last.outcome) if condition is None else (condition, "Converged, not ready")
             )
             reason = f"{source.reason}: {source.message}" if source.message else source.reason
+            if self._needs_confirmation(last):
+                outcome, reason = "Converged, not ready", UNCONFIRMED_MESSAGE
             status = f"last outcome: {outcome} of generation {last.generation} ({reason})"
         expected = f"generation {self._generations[key]} did not reach the expected outcome"
         return f"{key}: {expected}; {status}"
@@ -329,7 +377,12 @@ async def wait(bus: JetStreamClientBus, waiting: Waiting, timeout_seconds: float
     try:
         async with asyncio.timeout(timeout_seconds):
             async with bus.outcomes(_filters(waiting.pending), after=None) as feed:
-                await _read_and_follow(bus, waiting, feed)
+                requests = asyncio.create_task(request_reads(bus, waiting))
+                try:
+                    await _read_and_follow(bus, waiting, feed)
+                finally:
+                    requests.cancel()
+                    await asyncio.wait({requests})
     except TimeoutError:
         waiting.accept_all_holds()
         if waiting.is_over:
@@ -358,6 +411,46 @@ async def _read_and_follow(bus: JetStreamClientBus, waiting: Waiting, feed: Outc
                 return
             continue
         return
+
+
+async def request_reads(bus: JetStreamClientBus, waiting: Waiting) -> None:
+    """Request a read of each object that has been ready for long enough, until canceled.
+
+    Its last read may be as old as a listing, so only a new one shows that it stayed ready.
+    """
+    clock = asyncio.get_running_loop().time
+    due: dict[str, float] = {}
+    while True:
+        outcomes = {each.event_id: each for each in waiting.unconfirmed}
+        due = {name: due.get(name) or clock() + _wait_seconds(outcomes[name]) for name in outcomes}
+        ready_to_read = [each for name, each in outcomes.items() if due[name] <= clock()]
+        if ready_to_read:
+            messages = [reconcile_request(each.key, _READ_REASON) for each in ready_to_read]
+            try:
+                await bus.store(messages, timeout_seconds=_REREAD_SECONDS)
+            except BusDeniedError:  # the user may only read
+                await asyncio.sleep(UNREQUESTED_SECONDS)
+                for each in ready_to_read:
+                    waiting.confirm(each)
+            except (BusError, WaitTimeoutError) as error:
+                _logger.info("failed to request a read; retrying", error=str(error))
+            for each in ready_to_read:
+                due[each.event_id] = clock() + _REREAD_SECONDS
+        await asyncio.sleep(_CHECK_SECONDS)
+
+
+def _wait_seconds(outcome: Outcome) -> float:
+    """Return the time after which a read shows that the object of an outcome stayed ready."""
+    # A process that awaits no such outcome need not load it.
+    from reconciler.resource.availability import available_from  # noqa: PLC0415
+
+    known = outcome.availability
+    if known is None or known.since is None:
+        return 0.0
+    total = (available_from(known.since, known.interruptions) - known.since).total_seconds()
+    # The clock of this machine may be wrong. If a read begins too early, another one is requested.
+    passed = (datetime.now(UTC) - known.since).total_seconds()
+    return min(max(total - passed, 0.0), total) + _CHECK_SECONDS
 
 
 async def _read_silences(bus: JetStreamClientBus, waiting: Waiting) -> None:

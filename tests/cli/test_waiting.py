@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, Never, cast
+
 import httpx
 import pytest
+from msgspec.structs import replace
 
+from events.log import Condition, PartAvailability
+from events.names import ResourceKey
+from reconciler.cli.exits import Exit
+from reconciler.cli.results import Result, exit_status, wait_for_results
+from reconciler.errors import WaitTimeoutError
+from reconciler.sdk.client import Client
+from reconciler.sdk.outcomes import UNCONFIRMED_MESSAGE, OnOutcome, Outcome
 from tests.cli.runner import Cli, Up, shape
 
 CONFIG = (
@@ -104,3 +116,25 @@ def test_reconciling_a_configuration_lists_its_objects_immediately(
     live.ok("wait", f"{hourly}-a", "--for", "condition=Ready")
     while httpx.get(url).status_code != 200:
         pass
+
+
+class MomentaryClient:
+    """A client whose wait times out, because an object has not stayed ready."""
+
+    async def wait_for_many(
+        self, generations: Mapping[str, int], *, on_outcome: OnOutcome, **_options: Any
+    ) -> Never:
+        (name,) = generations
+        now = datetime(2026, 1, 1, tzinfo=UTC)
+        ready = (Condition("Ready", "True", "Ready"),)
+        key, known = ResourceKey.parse(name), PartAvailability(since=now)
+        outcome = Outcome(1, key, "Converged", 1, "AsDeclared", "", ready, now, "e1")
+        on_outcome(replace(outcome, availability=known))
+        raise WaitTimeoutError("not settled")
+
+
+async def test_an_object_that_has_not_stayed_ready_is_not_reported_as_converged() -> None:
+    result = Result("default/Container/web", True, "Accepted", 1)
+    await wait_for_results(cast("Client", MomentaryClient()), [result], 1.0)
+    assert (result.timed_out, result.ready, result.message) == (True, False, UNCONFIRMED_MESSAGE)
+    assert exit_status([result], ("Converged",)) == Exit.TIMEOUT

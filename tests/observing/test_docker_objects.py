@@ -24,6 +24,7 @@ from infra.providers.docker.volume import VOLUME
 from infra.providers.responses import Response
 from infra.secrets import open_stores
 from reconciler.cli.past.summaries import describe_drift
+from reconciler.errors import WaitTimeoutError
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
 from reconciler.resource.availability import REPLACEMENT_READY_SECONDS
@@ -642,6 +643,26 @@ async def test_a_container_that_exits_again_and_again_releases_no_reference(
     await measure_until(docked, has_restarted_often, "it restarts")
     await docked.until_outcome(user.key, "Waiting", reason="NotReady")
     assert engine.admin.inspect(user.metadata.name) is None
+
+
+async def test_a_wait_does_not_end_with_a_container_that_exits_again_and_again(
+    docked: World, engine: TestEngine, prefix: str
+) -> None:
+    command = ["sh", "-c", "sleep 1; exit 1"]
+    crashing = container(f"{prefix}-a", engine.image, command=command)
+    healthy = container(f"{prefix}-b", engine.image)
+    await docked.declare_all([crashing, healthy])
+    waits = [
+        asyncio.ensure_future(
+            docked.client.wait_for(each.key, generation=1, timeout_seconds=12 + SLACK_SECONDS)
+        )
+        for each in (crashing, healthy)
+    ]
+    outcome = await waits[1]
+    assert outcome.availability is not None
+    assert outcome.availability.available
+    with pytest.raises(WaitTimeoutError, match="not ready"):
+        await waits[0]
 
 
 # --- anonymous volumes

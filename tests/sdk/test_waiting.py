@@ -1,14 +1,21 @@
 """Waiting for outcomes: current and later ones count, and a timeout names those received."""
 
 import asyncio
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from typing import cast
 
 import msgspec
 import pytest
 
-from events.log import Condition, OutcomeName
+from events.intake import ReconcileRequested
+from events.log import Condition, OutcomeName, PartAvailability
 from events.manifest import Manifest, Metadata
 from events.names import ResourceKey
+from infra.bus.client_bus import JetStreamClientBus
+from infra.jetstream.errors import BusDeniedError
+from reconciler.ports import IntakeMessageOut
+from reconciler.resource import availability
 from reconciler.sdk import (
     SETTLED,
     Client,
@@ -16,7 +23,8 @@ from reconciler.sdk import (
     InvalidNameError,
     WaitTimeoutError,
 )
-from reconciler.sdk.outcomes import Outcome, Waiting
+from reconciler.sdk import outcomes as outcomes_module
+from reconciler.sdk.outcomes import UNCONFIRMED_MESSAGE, Outcome, Waiting, request_reads
 from tests.sdk.conftest import shape
 
 KEY = ResourceKey("default", "Shape", "foo")
@@ -218,3 +226,97 @@ async def test_a_wait_for_a_lasting_hold_ends_at_the_timeout(client: Client, nam
     await client.publish([reference, shape(name)])
     outcomes = await client.wait_for_many({reference.key: 1, shape(name).key: 1}, timeout_seconds=4)
     assert outcomes[reference.key].reason == "Dangling"
+
+
+# --- objects that may stop being ready by themselves
+
+
+def _momentary(version: int, *, available: bool = False, ready: bool = True) -> Outcome:
+    known = PartAvailability(since=datetime.now(UTC), available=available)
+    return msgspec.structs.replace(_outcome(version, ready=ready), availability=known)
+
+
+def test_an_object_that_has_not_stayed_ready_does_not_end_the_wait() -> None:
+    waiting = Waiting({KEY: 1}, SETTLED)
+    waiting.record(_momentary(1))
+    assert (waiting.is_over, len(waiting.unconfirmed)) == (False, 1)
+    assert "Converged, not ready" in waiting.describe_pending()
+    assert UNCONFIRMED_MESSAGE in waiting.describe_pending()
+    waiting.record(_momentary(2, ready=False))
+    assert (waiting.is_over, waiting.unconfirmed) == (False, [])
+    waiting.record(_momentary(3))
+    waiting.record(_momentary(4, available=True))
+    assert waiting.is_over
+
+
+def test_an_object_of_an_older_generation_is_not_read() -> None:
+    waiting = Waiting({KEY: 2}, SETTLED)
+    waiting.record(_momentary(1))
+    assert waiting.unconfirmed == []
+
+
+def test_a_wait_without_readiness_ends_with_an_object_that_is_ready_for_a_moment() -> None:
+    waiting = Waiting({KEY: 1}, SETTLED, ready=False)
+    waiting.record(_momentary(1))
+    assert waiting.is_over
+
+
+class Store:
+    """The part of a bus that stores requests, or that denies them."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.stored_at: list[float] = []
+        self._error = error
+
+    async def store(self, messages: Sequence[IntakeMessageOut], *, timeout_seconds: float) -> None:
+        assert [(type(each.data), each.key) for each in messages] == [(ReconcileRequested, KEY)]
+        assert timeout_seconds > 0
+        self.stored_at.append(asyncio.get_running_loop().time())
+        if self._error is not None:
+            raise self._error
+
+
+async def _request_until(store: Store, waiting: Waiting, is_met: Callable[[], bool]) -> float:
+    """Request reads until a condition is met; return the seconds."""
+    started_at = asyncio.get_running_loop().time()
+    requests = asyncio.create_task(request_reads(cast("JetStreamClientBus", store), waiting))
+    async with asyncio.timeout(5):
+        while not is_met():
+            assert not requests.done(), requests
+            await asyncio.sleep(0.01)
+    requests.cancel()
+    return asyncio.get_running_loop().time() - started_at
+
+
+@pytest.fixture
+def _short_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(availability, "REPLACEMENT_READY_SECONDS", 0.5)
+    monkeypatch.setattr(outcomes_module, "UNREQUESTED_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("_short_times")
+async def test_a_read_is_requested_once_the_object_has_been_ready_for_long_enough() -> None:
+    store, waiting = Store(), Waiting({KEY: 1}, SETTLED)
+    waiting.record(_momentary(1))
+    seconds = await _request_until(store, waiting, lambda: bool(store.stored_at))
+    assert 0.5 <= seconds < 2.0
+    assert not waiting.is_over
+
+
+@pytest.mark.usefixtures("_short_times")
+async def test_a_user_who_may_only_read_waits_until_the_outcome_has_lasted() -> None:
+    store, waiting = Store(BusDeniedError("desired")), Waiting({KEY: 1}, SETTLED)
+    waiting.record(_momentary(1))
+    seconds = await _request_until(store, waiting, lambda: waiting.is_over)
+    assert 0.8 <= seconds < 3.0
+
+
+def test_a_confirmed_outcome_is_not_accepted_after_a_restart() -> None:
+    waiting = Waiting({KEY: 1}, SETTLED)
+    first = _momentary(1)
+    waiting.record(first)
+    waiting.record(_momentary(2))
+    waiting.confirm(first)
+    assert not waiting.is_over
+    waiting.confirm(waiting.unconfirmed[0])
+    assert waiting.is_over
