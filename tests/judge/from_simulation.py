@@ -31,6 +31,9 @@ from tests.simulation.vault import Vault, hide_secrets
 PERSON = "person"
 """The source of messages from people in the simulation."""
 
+MIN_READY_SECONDS = 5.0
+"""Time for which an object must stay ready before another one that references it is created."""
+
 _CYCLE_TEXTS = ("each would wait for the other", "the references form a cycle")
 
 
@@ -234,7 +237,7 @@ class SimulatedTruth:
         return self._api.is_starting(uid)
 
     def is_too_recent(self, at: float) -> bool:
-        return at + self._api.traits.starting_seconds > self._api.now
+        return at + self._api.traits.starting_seconds + MIN_READY_SECONDS > self._api.now
 
     def shows_result(self, key: ResourceKey, existing: ExternalObject | None) -> bool:
         has_names = self._api.traits.names

@@ -76,8 +76,8 @@ class Truth(Protocol):
 
     ``checked`` returns declared fields as their kind completes them, or raises
     ``InvalidManifestError``. ``is_too_recent``: an object that was written at that time
-    cannot be ready yet. ``shows_result``: a read of the API shows the result of a resource's
-    creation. ``explains``: the outcome names the reason why a spec cannot be applied.
+    cannot have stayed ready yet. ``shows_result``: a read of the API shows the result of a
+    resource's creation. ``explains``: the outcome names the reason why a spec cannot be applied.
     ``has_copies``: another copy of the log also writes to the API.
     """
 

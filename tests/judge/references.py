@@ -33,7 +33,7 @@ def reference_value(context: JudgedEvent[SpecResolved]) -> Iterator[str]:
         if not samples:
             yield f"{reference} was never {context.data.fields[name]!r}"
         elif context.resource.resolved is None and context.truth.is_too_recent(samples[0]):
-            yield f"{target} was not ready yet"
+            yield f"{target} had not stayed ready yet"
 
 
 @rule("end")

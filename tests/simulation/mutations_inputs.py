@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from events.intake import TargetState
 from events.kind_definition import DefinitionRef
 from events.reference import Reference
 from projections.status import StatusRow
 from reconciler.ports import IntakeMessageOut
+from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import Secrets
-from reconciler.resource import inputs, next_step, replacement
+from reconciler.resource import availability, inputs, next_step, replacement
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired
 from reconciler.resource.turn import Conclusion
@@ -52,22 +51,15 @@ def _unready_targets_are_not_waited_for(patch: Patch) -> None:
     patch.setattr(inputs, "_waiting_for", waiting_for)
 
 
-def _converged_counts_as_ready(patch: Patch) -> None:
-    original: Any = vars(references)["_target_state"]
+def _targets_need_not_stay_ready(patch: Patch) -> None:
+    def must_stay_ready(_row: StatusRow, _target: StatusRow, _kinds: KindRegistry) -> bool:
+        return False
 
-    def state_of(
-        row: StatusRow,
-        reference: Reference,
-        known: TargetState | None,
-        every_row: Mapping[str, StatusRow],
-        cycles: Mapping[str, tuple[str, ...]],
-    ) -> TargetState:
-        result = original(row, reference, known, every_row, cycles)
-        target = every_row.get(reference.target)
-        has_converged = target is not None and target.declared and target.outcome == "Converged"
-        return replace(result, ready=True) if has_converged else result
+    patch.setattr(references, "_must_stay_ready", must_stay_ready)
 
-    patch.setattr(references, "_target_state", state_of)
+
+def _readiness_is_confirmed_early(patch: Patch) -> None:
+    patch.setattr(availability, "REPLACEMENT_READY_SECONDS", 1.0)
 
 
 def _references_are_not_reported_to_their_target(patch: Patch) -> None:
@@ -141,7 +133,8 @@ def _a_new_definition_skips_its_guard(patch: Patch) -> None:
 INPUT_MUTATIONS = (
     Mutation("a reference's value is looked up once", _a_value_is_looked_up_once),
     Mutation("unready objects are not awaited", _unready_targets_are_not_waited_for),
-    Mutation("converged counts as ready", _converged_counts_as_ready),
+    Mutation("readiness of a moment counts", _targets_need_not_stay_ready),
+    Mutation("readiness is confirmed early", _readiness_is_confirmed_early),
     Mutation(
         "a target has no record of its referrers", _references_are_not_reported_to_their_target
     ),
