@@ -552,11 +552,12 @@ async def test_a_process_that_exits_with_0_is_ready_and_is_not_started_again(
 
     changed = container(name, engine.image, command=["sleep", "0.2"], **spec)
     await docked.declare_all([changed])
-    await measure_until(
-        docked,
-        lambda: engine.admin.inspect(name) and started_at(engine, name) > first,
-        "a changed declaration runs again",
-    )
+
+    def has_run_again() -> bool:
+        inspected = engine.admin.inspect(name)
+        return inspected is not None and inspected["State"]["StartedAt"] > first
+
+    await measure_until(docked, has_run_again, "a changed declaration runs again")
 
 
 async def test_a_process_that_fails_is_not_ready_and_only_its_restart_policy_starts_it(
