@@ -43,6 +43,10 @@ ComparedVersion = Annotated[
 ApiErrorText = Annotated[str, description("Error returned by the API.")]
 Missing = Annotated[int, description("Number of owned objects that the listing does not contain.")]
 Owned = Annotated[int, description("Number of owned objects in the scope of the listing.")]
+UserCount = Annotated[int, description("Number of resources that use the ProviderConfig.")]
+UserNames = Annotated[
+    tuple[str, ...], description("The first few of them, as NAMESPACE/KIND/NAME.")
+]
 FoundAs = Annotated[
     str,
     description(

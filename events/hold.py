@@ -193,8 +193,9 @@ _TEXTS: Final[Mapping[Hold, _HoldText]] = {
     ),
     Hold.REFERENCED: _HoldText(
         "Message",
-        "A `ShapeRef`, or a `$ref` in another resource, protects the object from deletion",
-        "Withdraw the resources that refer to it, or force the release",
+        "A `ShapeRef`, or a `$ref` in another resource, protects the object from deletion. Or "
+        "resources use the withdrawn `ProviderConfig`",
+        "Withdraw the resources that the message names, or force the release",
     ),
     Hold.TWIN: _HoldText(
         "ProviderConfig",

@@ -37,6 +37,8 @@ from events.field_types import (
     SecretDigest,
     Target,
     Uid,
+    UserCount,
+    UserNames,
     description,
 )
 from events.manifest import Manifest
@@ -231,6 +233,14 @@ class DefinitionReported(_Intake, frozen=True):
         int, description("Number of declared resources of the kind with an older definition.")
     ]
     total: Annotated[int, description("Number of declared resources of the kind.")]
+
+
+class UsersReported(_Intake, frozen=True):
+    """The sweeper reports the resources that use a withdrawn ``ProviderConfig``."""
+
+    generation: Annotated[int, description("Generation of the withdrawal.")]
+    count: UserCount
+    names: UserNames = ()
 
 
 class UnmanagedCount(_Intake, frozen=True):
@@ -549,6 +559,7 @@ IntakeData = (
     | TargetReported
     | SecretReported
     | DefinitionReported
+    | UsersReported
     | Observed
     | Reported
     | ApiReported
@@ -568,6 +579,7 @@ INTAKE_TYPES: dict[str, type[IntakeData]] = {
     "reconciler.reference.TargetReported": TargetReported,
     "reconciler.reference.SecretReported": SecretReported,
     "reconciler.reference.DefinitionReported": DefinitionReported,
+    "reconciler.reference.UsersReported": UsersReported,
     "reconciler.observed.Observed": Observed,
     "reconciler.result.Reported": Reported,
     "reconciler.result.ApiReported": ApiReported,

@@ -36,6 +36,8 @@ from events.field_types import (
     SecretDigest,
     Target,
     Uid,
+    UserCount,
+    UserNames,
     description,
 )
 from events.intake import (
@@ -130,6 +132,13 @@ class SpecWithdrawn(_Event, frozen=True):
 
     generation: Annotated[int, description("Generation of the withdrawal.")]
     reason: Reason = ""
+    until_unused: Annotated[
+        bool,
+        description(
+            "For a ProviderConfig: whether it stays in effect until UsersCounted shows that no "
+            "resource uses it, or a ReleaseForced ends it."
+        ),
+    ] = False
 
 
 class GenerationSuperseded(_Event, frozen=True):
@@ -981,6 +990,13 @@ class UndeclaredCounted(_Event, frozen=True):
     ]
 
 
+class UsersCounted(_Event, frozen=True):
+    """The resources that use a withdrawn ``ProviderConfig``. With a count of 0, it is deleted."""
+
+    count: UserCount
+    names: UserNames = ()
+
+
 class ApiFellSilent(_Event, frozen=True):
     """The API of a ``ProviderConfig`` does not respond (ADR 0080).
 
@@ -1123,6 +1139,7 @@ ResourceEvent = (
     | ListingsFailed
     | ListingsResumed
     | UndeclaredCounted
+    | UsersCounted
     | ApiFellSilent
     | ApiSilenceEnded
     | OutcomeRecorded

@@ -16,7 +16,7 @@ All stored rows are exactly as of the checkpoint (ADR 0019).
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from zlib import crc32
 
@@ -29,7 +29,7 @@ from projections.name_owners import NameOwners, owned_names
 from projections.ownership import OwnershipRow, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 30
+SCHEMA = 31
 """Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"
@@ -171,8 +171,8 @@ class OutdatedRowsError(ValueError):
 class ReadModels:
     """Status rows, damage and fleet counts, as of one position of the log.
 
-    Values that depend on whole rows (``fleet``, ``names``, ``swept``, ``unready``, ``linked``) are
-    updated on access, once per row rather than per event.
+    Values that depend on whole rows (``fleet``, ``names``, ``swept``, ``unready``, ``linked``,
+    ``users``) are updated on access, once per row rather than per event.
     """
 
     def __init__(self) -> None:
@@ -187,6 +187,8 @@ class ReadModels:
         self._unready: dict[str, None] = {}
         self._linked: dict[str, None] = {}
         self._names = NameOwners()
+        self._users: defaultdict[str, dict[str, None]] = defaultdict(dict)
+        self._used_configs: dict[str, tuple[str, ...]] = {}
         self._fleet = _FleetCounts()
         self._last_checkpoint = EMPTY_CHECKPOINT
         self.replaces: Checkpoint | None = None  # checkpoint of the stored rows, if unusable
@@ -224,6 +226,11 @@ class ReadModels:
         """Resources with references or secrets, or that other resources reference."""
         self._update_derived()
         return self._linked
+
+    def users(self, config: str) -> Mapping[str, None]:
+        """Return the resources that use a ProviderConfig."""
+        self._update_derived()
+        return self._users.get(config, {})
 
     @property
     def names(self) -> NameOwners:
@@ -289,7 +296,21 @@ class ReadModels:
                     names[name] = None
                 elif name in names:
                     del names[name]
+            self._update_users(name, () if row is None else row.used_configs)
         self._outdated_entries.clear()
+
+    def _update_users(self, name: str, used: tuple[str, ...]) -> None:
+        known = self._used_configs.get(name, ())
+        if used == known:
+            return
+        for config in known:
+            del self._users[config][name]
+        for config in used:
+            self._users[config][name] = None
+        if used:
+            self._used_configs[name] = used
+        else:
+            del self._used_configs[name]
 
     def fold_damage(self, damage: LogDamage) -> None:
         """Mark damage and advance to its position, because no valid event has that position."""

@@ -67,6 +67,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
 )
 from events.manifest import ApprovalLevel, Fields
 from events.names import PROVIDER_CONFIG_KIND, ResourceKey, name_for_external
@@ -186,6 +187,7 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     # Dependencies of other services and resources on this one.
     finalizers: dict[str, str] = {}
     references: dict[str, OnWithdrawal] = {}
+    until_unused: bool = False  # a withdrawn ProviderConfig that is still in effect
     referenced_from: tuple[str, ...] = ()
 
     # Health of the API, for a ``ProviderConfig``.
@@ -229,12 +231,20 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
             or self.action_id
             or self.retry_at
             or self.references
+            or self.until_unused
             or self.finalizers
             or self.released
             or self.is_unconfirmed
             # A listing would create another resource for the object that a late call creates.
             or any(name_for_external(each) != self.name for each in self.uncertain_names)
         )
+
+    @property
+    def used_configs(self) -> tuple[str, ...]:
+        """ProviderConfigs that the resource uses: those of its declaration, object and action."""
+        if not (self.declared or self.owned or self.action_id):
+            return ()
+        return tuple(filter(None, (self.provider_config, self.declared_config)))
 
     @property
     def not_ready(self) -> Condition | None:
@@ -325,8 +335,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             if not row.declared:
                 row.since = event.time
             _fold_declaration(row, data)
-        case SpecWithdrawn(generation):
-            row.generation = generation
+        case SpecWithdrawn(generation, until_unused=until_unused):
+            row.generation, row.until_unused = generation, until_unused
             row.declared = row.paused = row.reserves_name = False
             row.lost = None
         case GenerationSuperseded() | DeclarationSuperseded():
@@ -390,7 +400,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 name: holder for name, holder in row.finalizers.items() if name != finalizer
             }
         case ReleaseForced(forgotten=forgotten):
-            row.finalizers = {}
+            row.finalizers, row.until_unused = {}, False
             if forgotten:
                 _set_observed(row, None)
                 row.observed_uid, row.belongs_to, row.released = None, "", ()
@@ -456,6 +466,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.breaker_until = None
         case TwinDetected() | UndeclaredCounted():
             pass  # the outcome describes it
+        case UsersCounted(count):
+            row.until_unused = count > 0
         case ListingsFailed(kind, failure):
             row.failed_listings = {**(row.failed_listings or {}), kind: failure}
         case ListingsResumed(kind, system_id):
@@ -533,7 +545,7 @@ def _fold_declaration(row: StatusRow, data: SpecDeclared) -> None:
     row.generation, row.labels = data.generation, data.labels
     if not row.declared:  # a declaration after a withdrawal starts over
         row.targets, row.secrets = {}, {}
-    row.declared = True
+    row.declared, row.until_unused = True, False
     row.throttled_until = row.breaker_until = row.failed_listings = row.systems = None
     if row.kind == PROVIDER_CONFIG_KIND:
         row.silence_version = row.version

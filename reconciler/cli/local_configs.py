@@ -137,7 +137,8 @@ async def _wait_until_read(parts: ProcessParts, key: ResourceKey, spec: Provider
     parts.configurations.listen(lambda _name: changed.set())
     try:
         async with asyncio.timeout(_TIMEOUT_SECONDS):
-            while parts.configurations.by_name.get(key.name) != spec:
+            configs = parts.configurations
+            while configs.by_name.get(key.name) != spec or key.name in configs.withdrawn:
                 await changed.wait()
                 changed.clear()
     except TimeoutError:

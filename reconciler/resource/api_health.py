@@ -60,7 +60,8 @@ def report(data: ApiReported, state: ResourceState, context: Context) -> Command
 
 
 def _new_event(data: ApiReported, state: ResourceState, context: Context) -> ResourceEvent | None:
-    if not is_config(context.key) or not state.desired.is_declared:
+    is_in_effect = state.desired.is_declared or state.holds.users is not None
+    if not is_config(context.key) or not is_in_effect:
         return None
     # before the version check: the reporter's own probe request may have changed the breaker
     if data.state == "Stopping":
@@ -88,10 +89,16 @@ def _new_event(data: ApiReported, state: ResourceState, context: Context) -> Res
             assert_never(data.state)
 
 
+def hold_for_newer_objects(health: ApiHealth) -> Conclusion | None:
+    """Return the hold of a ProviderConfig whose API has objects newer than the log, or None."""
+    return on_hold(Hold.TWIN, _describe(health.twin)) if health.twin.objects else None
+
+
 def conclude_api_health(health: ApiHealth) -> Conclusion | None:
     """Return the conclusion for a ProviderConfig whose API is held or unhealthy, or None."""
-    if health.twin.objects:
-        return on_hold(Hold.TWIN, _describe(health.twin))
+    held = hold_for_newer_objects(health)
+    if held is not None:
+        return held
     undeclared = conclude_new_scope(health.undeclared or {})
     if undeclared is not None:
         return undeclared
@@ -196,7 +203,7 @@ def _record_listings(
 
 def _record_undeclared(data: ApiReported, state: ResourceState) -> UndeclaredCounted | None:
     """Return the event for a new scope's undeclared objects, if their count must be recorded."""
-    counts = state.api.undeclared
+    counts = state.api.undeclared if state.desired.is_declared else None
     if data.as_of != state.desired.generation or data.undeclared is None or counts is None:
         return None
     known = counts.get(data.kind)

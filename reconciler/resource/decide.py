@@ -26,6 +26,7 @@ from events.intake import (
     TargetReported,
     TimerFired,
     Unreferenced,
+    UsersReported,
     Withdrawn,
 )
 from events.log import (
@@ -34,11 +35,19 @@ from events.log import (
     ActionRetried,
     LogEvent,
     OutcomeRecorded,
+    OwnershipClaimed,
     ResourceEvent,
     event_id,
     event_type,
 )
-from reconciler.resource import api_health, declaration, holds, observation, result
+from reconciler.resource import (
+    api_health,
+    declaration,
+    holds,
+    observation,
+    result,
+    withdrawn_config,
+)
 from reconciler.resource.approval import require_approval
 from reconciler.resource.difference import Comparison
 from reconciler.resource.evolve import evolve
@@ -60,6 +69,7 @@ from reconciler.resource.turn import (
     refuse,
 )
 from reconciler.resource.twin import hold_for_twin
+from reconciler.resource.withdrawn_config import hold_for_withdrawn_config
 
 _MAX_STEPS = 16  # a turn takes at most four steps; more indicate an endless loop
 
@@ -121,7 +131,7 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
                 return declared
             return _reject_outdated_plan(declared, data.plan, command, state, context)
         case Withdrawn() as data:
-            return declaration.withdraw(data, command, state)
+            return declaration.withdraw(data, command, state, context)
         case ApiReported() as data:
             return api_health.report(data, state, context)
         case ReconcileRequested() as data:
@@ -144,6 +154,8 @@ def handle_command(  # noqa: C901, PLR0911, PLR0912 - one exhaustive match
             return holds.record_secret(data, state)
         case DefinitionReported() as data:
             return holds.record_definition(data, state)
+        case UsersReported() as data:
+            return withdrawn_config.record_users(data, state)
 
 
 def _reject_outdated_plan(
@@ -198,6 +210,8 @@ def _take_steps(history: _History, cause: Command) -> None:
     for _ in range(_MAX_STEPS):
         state, comparison = history.state, history.comparison
         step = next_step(state, context, comparison)
+        if isinstance(step, (ActionDecided, OwnershipClaimed)):
+            step = hold_for_withdrawn_config(step, state, context)
         if isinstance(step, (ActionDecided, ActionRetried)):
             step = require_approval(hold_for_twin(step, context), state, context, comparison)
         match step:

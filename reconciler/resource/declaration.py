@@ -85,7 +85,9 @@ def declare(
     return _next_generation(event, command, state, may_be_repeated=may_be_repeated)
 
 
-def withdraw(data: Withdrawn, command: Command, state: ResourceState) -> CommandResult:
+def withdraw(
+    data: Withdrawn, command: Command, state: ResourceState, context: Context
+) -> CommandResult:
     """Accept a withdrawal as a new generation, or refuse it."""
     rejection = _reject_outdated(data.expected_generation, command, state)
     if rejection is not None:
@@ -94,7 +96,8 @@ def withdraw(data: Withdrawn, command: Command, state: ResourceState) -> Command
         return accept(state, command, reason="Duplicate")
     if not state.desired.is_declared:
         return accept(state, command, reason="Unchanged")
-    event = SpecWithdrawn(state.desired.generation + 1, data.reason)
+    generation, until_unused = state.desired.generation + 1, is_config(context.key)
+    event = SpecWithdrawn(generation, data.reason, until_unused)
     return _next_generation(event, command, state, may_be_repeated=True)
 
 

@@ -68,6 +68,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
 )
 from events.manifest import Fields
 from events.provider_config import is_config
@@ -94,6 +95,7 @@ from reconciler.resource.state import (
     Silence,
     Spec,
     Twin,
+    Users,
     Waits,
     declaration_id,
 )
@@ -217,12 +219,14 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 position=event.causationposition,
                 declaration_ids=_with_id(state, event),
             )
+            holds = replace(state.holds, users=Users()) if data.until_unused else state.holds
             return replace(
                 state,
                 desired=desired,
                 predecessor=None,
                 waits=_NO_WAITS,
                 lost=None,
+                holds=holds,
                 cause=event.id,
             )
         case GenerationSuperseded():
@@ -368,7 +372,11 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return _remember_message(state, event)
         case ReleaseForced() as data:
             holds = replace(
-                state.holds, finalizers=(), release_forced=True, orphan_forced=data.orphan
+                state.holds,
+                finalizers=(),
+                users=None,
+                release_forced=True,
+                orphan_forced=data.orphan,
             )
             state = replace(state, holds=holds, cause=event.id)
             if data.forgotten:
@@ -476,6 +484,9 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
             return replace(state, api=replace(state.api, failed_listings=failed, systems=systems))
         case UndeclaredCounted(undeclared):
             return replace(state, api=replace(state.api, undeclared=undeclared))
+        case UsersCounted(count, names):
+            users = Users(count, names) if count else None
+            return replace(state, holds=replace(state.holds, users=users))
         case ApiFellSilent(since, outages):
             silence = Silence(event.resourceversion, since, outages)
             return replace(state, api=replace(state.api, silence=silence))
@@ -515,8 +526,8 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
     is_new = not desired.is_declared
     if is_new and actions.has_created:
         actions = replace(actions, has_created=False)
-    if holds.release_forced:
-        holds = replace(holds, release_forced=False, orphan_forced=False)
+    if holds.release_forced or holds.users is not None:
+        holds = replace(holds, users=None, release_forced=False, orphan_forced=False)
     return replace(
         state,
         desired=replace(

@@ -99,6 +99,7 @@ def force_release(
 ) -> CommandResult:
     """Remove all finalizers and references of a withdrawn resource, or refuse the message.
 
+    A ProviderConfig ends immediately, even if resources use it.
     If nothing can read the object's API anymore, a release as an orphan also forgets the object.
     Otherwise, the resource would remain until the API is configured again.
     """
@@ -114,7 +115,7 @@ def force_release(
     has_object = state.owned is not None or state.observed.object is not None
     forgotten = data.orphan and has_object and not (is_readable or state.actions.in_flight)
     is_held = state.owned or state.actions.in_flight or holds.finalizers or holds.references
-    if not (is_held or forgotten):
+    if not (is_held or forgotten or holds.users is not None):
         return accept(state, command, reason="Unchanged")
     finalizers = tuple(each.name for each in holds.finalizers)
     references = tuple(sorted(holds.references))

@@ -88,6 +88,7 @@ from reconciler.resource.turn import (
     Step,
     on_hold,
 )
+from reconciler.resource.withdrawn_config import keep_for_users
 
 _RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
 
@@ -126,7 +127,10 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     config = context.configs.get(config_name)
     # Before everything below, which reads the ownership, guards or backoff of this configuration.
     if config is None:
-        missing = f"ProviderConfig {config_name!r} is not declared; declare it"
+        remedy = "declare it"
+        if not desired.is_declared:
+            remedy += ", or release the resource with --orphan if the API no longer exists"
+        missing = f"ProviderConfig {config_name!r} is not declared; {remedy}"
         return on_hold(Hold.PROVIDER_CONFIG_MISSING, missing)
     # Before ownership: an object of another provider's API proves nothing.
     if config.provider != kind.provider:
@@ -183,6 +187,8 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
 def _conclude_without_object(state: ResourceState, context: Context) -> Step:
     """Return the conclusion for a resource without an object, such as a ProviderConfig."""
     if not state.desired.is_declared:
+        if state.holds.users is not None:
+            return keep_for_users(state.holds.users, state.api)
         if state.api.silence.since is not None:
             return ApiSilenceEnded()
         was_declared = bool(state.desired.generation)

@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 48
+STATE_SCHEMA = 49
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -303,11 +303,19 @@ class ApprovalState(msgspec.Struct, frozen=True, gc=False):
     content: str = ""  # digest of the replacement's fields when that deletion was decided
 
 
+class Users(msgspec.Struct, frozen=True, gc=False):
+    """The resources that use a withdrawn ProviderConfig (ADR 0086)."""
+
+    count: int | None = None  # None until the first report
+    names: tuple[str, ...] = ()
+
+
 class Holds(msgspec.Struct, frozen=True, gc=False):
     """Finalizers, references and operator decisions that affect a resource's object."""
 
     finalizers: tuple[Finalizer, ...] = ()
     references: dict[str, OnWithdrawal] = {}  # by referencing resource
+    users: Users | None = None  # for a withdrawn ProviderConfig, while it stays in effect
     moving_to: str = ""  # resource that takes the object over after a withdrawal
     release_forced: bool = False
     orphan_forced: bool = False  # whether a forced release keeps the object in the API

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from typing import Final, NamedTuple
 
@@ -93,6 +93,7 @@ class Context(msgspec.Struct, frozen=True):
     bus_time: datetime | None = None  # bus time at which the newest message was stored
     epoch: str = ""  # epoch of the log, set by `init` or its last restore
     restored_as_of: str = ""  # time of the restored backup
+    withdrawn_configs: Collection[str] = ()  # names of withdrawn `configs` that are still used
     twins: Mapping[str, TwinHold] = {}  # by ProviderConfig name
     silences: Mapping[str, ApiSilence] = {}  # by ProviderConfig name; none if never silent
     # Counts of undeclared objects by kind, by name of a ProviderConfig whose scope waits for

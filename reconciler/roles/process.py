@@ -301,6 +301,7 @@ def _run_observer(parts: ProcessParts) -> list[RoleRun]:
         models=parts.models,
         bus_time=ports.rates.now,
         stores=ports.secrets,
+        catch_up=parts.feed.catch_up,
         runtime=runtime,
     )
     parts.feed.subscribe(sweeper.handle_event, sweeper.event_types)

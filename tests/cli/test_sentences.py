@@ -72,6 +72,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
 )
 from events.manifest import Policy
 from reconciler.cli.past.summaries import describe_history, format_actor, summarize
@@ -314,6 +315,15 @@ SENTENCES: list[tuple[ResourceEvent, str]] = [
         UndeclaredCounted({"Shape": UndeclaredObjects(2, 3, ("a", "b"))}),
         "Listings of the new scope show undeclared objects: 2 of 3 Shape objects",
     ),
+    (
+        UsersCounted(3, ("default/Shape/foo",)),
+        "3 resources use the withdrawn ProviderConfig: default/Shape/foo and 2 more",
+    ),
+    (
+        UsersCounted(1, ("default/Shape/foo",)),
+        "1 resource uses the withdrawn ProviderConfig: default/Shape/foo",
+    ),
+    (UsersCounted(0), "No resource uses the withdrawn ProviderConfig"),
     (ApiSilenceEnded(), "The API responds again, or the ProviderConfig was withdrawn"),
     (
         OutcomeRecorded("Converged", 2, "AsDeclared"),

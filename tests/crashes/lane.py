@@ -21,7 +21,7 @@ import msgspec
 from nats.aio.client import Client
 
 from events.envelope import decode_log, encode_intake
-from events.intake import Approved, Declared, Withdrawn
+from events.intake import Approved, Declared, ForcedRelease, Withdrawn
 from events.log import LogEvent, OutcomeRecorded
 from events.manifest import RECONCILER_API_VERSION, Fields, Manifest, Metadata
 from events.names import SYSTEM_NAMESPACE, ResourceKey
@@ -220,14 +220,15 @@ class Lane:
     async def publish(
         self,
         resource: ResourceKey,
-        data: Declared | Withdrawn | Approved,
+        data: Declared | Withdrawn | Approved | ForcedRelease,
         *,
         message_id: str | None = None,
     ) -> str:
         """Publish a message until it is acknowledged, and return its ID."""
         identity = message_id or uuid.uuid4().hex
         payload = encode_intake(identity, ACTOR, data, time=datetime.now(UTC))
-        subject = intake("approval" if isinstance(data, Approved) else "desired", resource)
+        is_approval = isinstance(data, Approved | ForcedRelease)
+        subject = intake("approval" if is_approval else "desired", resource)
 
         async def is_stored() -> bool:
             await publish(self.nc, subject, payload, headers={MESSAGE_ID: identity})
@@ -238,8 +239,9 @@ class Lane:
         return identity
 
     async def withdraw_config(self, name: str) -> None:
-        """Withdraw a configuration."""
+        """Withdraw a configuration, and end it although resources use it."""
         await self.publish(config_key(name), Withdrawn())
+        await self.publish(config_key(name), ForcedRelease("the test stops the calls"))
 
     # --- out-of-band changes
 

@@ -38,6 +38,7 @@ from events.intake import (
     TimerFired,
     UndeclaredObjects,
     Unreferenced,
+    UsersReported,
     Withdrawn,
 )
 from events.log import (
@@ -53,6 +54,7 @@ from events.log import (
     SpecDeclared,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
     event_type,
 )
 from events.manifest import Manifest, Metadata
@@ -77,6 +79,7 @@ INTAKE: list[IntakeData] = [
     TargetReported("default/Shape/foo", TargetState(True, True, {"outputs.host": "db"})),
     SecretReported("files/db", "abc"),
     DefinitionReported(2, "abc", 3, 10),
+    UsersReported(2, 1, ("default/Shape/foo",)),
     Observed("default", "foo", THING, began_at=NOW),
     Reported("a", 1, NOW, NOW, "w", ActionError("NotDone", "no")),
     ApiReported("Throttled", "w", NOW, retry_after_seconds=7.0, message="no"),
@@ -100,6 +103,7 @@ LOGGED: list[ResourceEvent] = [
     BreakerClosed(),
     TwinDetected((NewerObject("Shape", "foo", "u1", "default/Shape/foo@9", 4),), 1),
     UndeclaredCounted({"Shape": UndeclaredObjects(1, 3, ("foo",))}),
+    UsersCounted(1, ("default/Shape/foo",)),
 ]
 
 

@@ -76,6 +76,7 @@ def expected_fields_of(state: ResourceState) -> Mapping[str, object]:
         "pending_plan": approval.plan if approval and approval.decision != "Proceed" else "",
         "finalizers": {each.name: each.holder for each in state.holds.finalizers},
         "references": state.holds.references,
+        "until_unused": state.holds.users is not None,
         "throttled_until": state.api.throttled_until,
         "breaker_until": state.api.open_until,
         "failed_listings": state.api.failed_listings or None,

@@ -11,12 +11,13 @@ from events.log import (
     FinalizerAdded,
     FinalizerRemoved,
     HoldApproved,
+    OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
     ReleaseForced,
 )
 from events.manifest import ApprovalLevel, stricter_level
-from events.provider_config import ProviderConfigSpec, config_key
+from events.provider_config import ProviderConfigSpec, config_key, is_config
 from tests.judge.ledger import PREDECESSOR_DELETED, Resource
 from tests.judge.rule import JudgedEvent, on
 
@@ -57,6 +58,19 @@ def unheeded_hold(context: JudgedEvent[ActionDecided | OwnershipReleased]) -> It
     is_free = context.resource.is_declared or context.resource.is_forced
     if not is_free and keeping & set(context.resource.references.values()):
         yield f"{what}, though it is referenced"
+
+
+@on(OutcomeRecorded)
+def configuration_in_use(context: JudgedEvent[OutcomeRecorded]) -> Iterator[str]:
+    """A configuration ends only when nothing has an object there, or by force (invariant 11)."""
+    key, ledger = context.event.key, context.ledger
+    is_end = is_config(key) and context.data.outcome == "Deleted"
+    if not is_end or context.resource.is_forced:
+        return
+    for user, each in ledger.resources.items():
+        is_used = each.owned or each.retiring or each.in_flight
+        if is_used and each.object_config == key.name and user not in ledger.history.damaged:
+            yield f"it ended, but {user} still uses it"
 
 
 @on(HoldApproved)

@@ -80,6 +80,8 @@ class Resource:
     definition: str = ""
     redefined: int = 0
     in_flight: DecidedAction | None = None
+    object_config: str = ""
+    """The configuration of its newest action or owned object."""
     owned: Owned | None = None
     retiring: Owned | None = None
     released: Owned | None = None
@@ -245,9 +247,11 @@ class Ledger:
                 self.configs[key.name].append(msgspec.convert(data.fields, ProviderConfigSpec))
             case e.ActionDecided(action):
                 new = DecidedAction(key, action, resource.expected)
+                resource.object_config = action.provider_config
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
-            case e.OwnershipClaimed(uid=str(uid)):
+            case e.OwnershipClaimed(uid=str(uid), provider_config=config):
+                resource.object_config = config
                 self._explain_by_key(resource, uid)
                 self.ours.add(uid)
                 self.released.discard(uid)

@@ -54,6 +54,7 @@ from events.log import (
     SpecWithdrawn,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
     event_id,
     event_type,
 )
@@ -788,6 +789,13 @@ def an_undeclared_object_that_is_claimed_before_its_scope_is_approved(story: Sto
     story.configure(scope=Scope(mode="Exclusive"))
     story.record(CONFIG, UndeclaredCounted({"Shape": UndeclaredObjects(1, 3, ("bar",))}))
     story.record(BAR, OwnershipClaimed("bar", "uid-bar", "ExclusiveScope", "default"))
+
+
+@breaks_rule("configuration_in_use")
+def a_configuration_that_ends_while_a_resource_has_an_object(story: Story) -> None:
+    story.configure()
+    ended = OutcomeRecorded("Deleted", 2, "Withdrawn")
+    story.record(CONFIG, SpecWithdrawn(2, until_unused=True), UsersCounted(0), ended)
 
 
 @breaks_rule("redefinitions")

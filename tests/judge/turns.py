@@ -98,6 +98,7 @@ def _freeze(context: Context) -> Context:
     return replace(
         context,
         configs=dict(context.configs),
+        withdrawn_configs=tuple(context.withdrawn_configs),
         providers=dict(context.providers or {}) or None,
         twins=dict(context.twins),
         silences=dict(context.silences),

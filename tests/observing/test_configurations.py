@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from events.intake import Withdrawn
+from events.intake import ForcedRelease, Withdrawn
 from events.log import ActionDecided, DriftDetected, FieldDifference
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
 from events.names import ResourceKey, name_for_external
@@ -100,14 +100,34 @@ async def test_a_resource_waits_for_its_configuration(bare_world: World):
     assert await world.human.effects() == ["POST"]
 
 
-async def test_a_withdrawn_configuration_stops_its_listings_and_nothing_else(world: World):
+async def test_a_withdrawn_configuration_stays_in_effect_until_nothing_uses_it(world: World):
+    await world.declare("foo")
+    await world.until_outcome("foo", "Converged")
+
+    await world.publish(CONFIG, Withdrawn())
+
+    held = await world.until_outcome(CONFIG, "Held", reason="Referenced")
+    assert "1 resource uses it: default/Shape/foo" in held.message
+    await world.human.delete("foo")
+    await world.until(lambda: world.human.find("foo"), "foo is recreated")
+    await world.until_outcome("foo", "Converged")
+    await world.declare("bar")
+    await world.until_outcome("bar", "Held", reason="ProviderConfigMissing")
+
+    await world.withdraw("foo")
+    await world.until_outcome("foo", "Deleted")
+    await world.withdraw("bar")
+    await world.until_outcome(CONFIG, "Deleted")
+    assert await world.human.list_all() == []
+
+
+async def test_a_forced_release_of_a_configuration_stops_all_calls(world: World):
     await world.declare("foo")
     await world.until_outcome("foo", "Converged")
     await world.until_observed_again()
 
-    await world.publish(CONFIG, Withdrawn())
+    await end_config(world)
 
-    await world.until_outcome(CONFIG, "Deleted")
     await world.until_settled()
     await world.human.delete("foo")
     await world.declare("bar")
@@ -121,6 +141,13 @@ async def test_a_withdrawn_configuration_stops_its_listings_and_nothing_else(wor
     await world.until_outcome("foo", "Converged")
 
 
+async def end_config(world: World) -> None:
+    """Withdraw the configuration, and end it although resources use it."""
+    await world.publish(CONFIG, Withdrawn())
+    await world.publish(CONFIG, ForcedRelease("the API is gone"), "approval")
+    await world.until_outcome(CONFIG, "Deleted")
+
+
 async def test_objects_of_an_api_without_a_configuration_are_forgotten_by_a_release(
     world: World,
 ):
@@ -129,8 +156,7 @@ async def test_objects_of_an_api_without_a_configuration_are_forgotten_by_a_rele
     foreign = shape("bar")
     await world.until_outcome(foreign, "Unowned")
     await world.until_outcome("foo", "Converged")
-    await world.publish(CONFIG, Withdrawn())
-    await world.until_outcome(CONFIG, "Deleted")
+    await end_config(world)
     await world.publish(shape("foo"), Withdrawn())
     await world.until_outcome("foo", "Held", reason="ProviderConfigMissing")
     released = [shape("foo"), foreign]

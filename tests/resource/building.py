@@ -156,6 +156,7 @@ class Story:
         self.silences: dict[str, ApiSilence] = {}
         self.new_scopes: dict[str, dict[str, int]] = {}
         self.flapping_kinds: Collection[str] = ()
+        self.withdrawn_configs: tuple[str, ...] = ()
         self.now = START
         self.position = 0
         self.stored_at: datetime | None = None
@@ -184,6 +185,7 @@ class Story:
             silences=self.silences,
             new_scopes=self.new_scopes,
             may_lose_readiness=lambda kind: kind in self.flapping_kinds,
+            withdrawn_configs=self.withdrawn_configs,
         )
 
     def command(self, data: IntakeData, *, message_id: str = "", actor: str = "tests") -> Command:

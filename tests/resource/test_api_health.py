@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from events.intake import ApiReported, Declared, ListingFailure, Withdrawn
+from events.intake import ApiReported, Declared, ListingFailure, UsersReported, Withdrawn
 from events.log import (
     ApiThrottled,
     BreakerClosed,
@@ -250,7 +250,7 @@ def test_reports_without_a_declared_configuration_are_not_recorded():
     story.declare()
     assert report_failing(story) == []
     story = config_story()
-    story.turn(Withdrawn())
+    story.turn(Withdrawn(), UsersReported(2, 0))
     assert report_failing(story) == []
 
 
@@ -383,5 +383,5 @@ def test_listings_without_a_declared_configuration_are_not_recorded():
     story.declare()
     assert report_listings_failed(story) == []
     story = config_story()
-    story.turn(Withdrawn())
+    story.turn(Withdrawn(), UsersReported(2, 0))
     assert report_listings_failed(story) == []

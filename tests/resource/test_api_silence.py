@@ -8,7 +8,7 @@ from datetime import timedelta
 import msgspec
 from msgspec.structs import replace
 
-from events.intake import ApiReported
+from events.intake import ApiReported, UsersReported
 from events.log import ApiFellSilent, ApiSilenceEnded, ResourceEvent
 from reconciler.resource.api_silence import (
     CALM_SECONDS,
@@ -87,10 +87,12 @@ def test_a_silence_lasts_over_a_declaration_until_the_api_responds():
     assert names(report_end(story)) == ["ApiSilenceEnded"]
 
 
-def test_a_withdrawal_ends_the_silence():
+def test_the_end_of_a_withdrawn_configuration_ends_the_silence():
     story = config_story()
     report_silent(story)
-    assert names(story.withdraw()) == ["SpecWithdrawn", "ApiSilenceEnded", "OutcomeRecorded"]
+    story.withdraw()
+    ended = names(story.turn(UsersReported(2, 0)))
+    assert ended == ["UsersCounted", "ApiSilenceEnded", "OutcomeRecorded"]
     assert report_silent(story) == []
     declare(story, FIELDS)
     assert story.state.api.silence.since is None

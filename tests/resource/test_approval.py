@@ -20,6 +20,7 @@ from events.provider_config import Scope
 from projections.read_models import rebuild
 from projections.status import StatusRow, fold_status
 from reconciler.provider.kind import KindRegistry
+from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.sweeper.sweeper import is_configuration_ready
 from tests.projections.logs import interleave
 from tests.resource.building import (
@@ -114,8 +115,9 @@ def test_the_row_of_a_forgotten_resource_shows_the_level_of_its_declaration():
     assert (last_request(story).operation, story.reason) == ("Delete", "Approval")
     [row] = rebuild(interleave(story)).status.values()
     assert (row.approve, row.pending_level) == ("Deletions", "Deletions")
-    kinds = KindRegistry([BLOCK])
-    assert not is_configuration_ready(row, {CONFIG: config}, kinds)
+    kinds, configurations = KindRegistry([BLOCK]), Configurations()
+    configurations.by_name[CONFIG] = config
+    assert not is_configuration_ready(row, configurations, kinds)
 
 
 def test_only_deletions_wait_for_approval_where_the_configuration_requires_it():

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from events.envelope import decode_log, encode_log
-from events.intake import Declared, IntakeData, TimerFired, Withdrawn
+from events.intake import Declared, IntakeData, TimerFired, UsersReported, Withdrawn
 from events.log import ResourceEvent, SpecDeclared, SpecWithdrawn
 from events.manifest import REASON_ANNOTATION, Fields, Manifest, Metadata
 from events.names import ResourceKey
@@ -401,6 +401,7 @@ def test_a_provider_config_converges_immediately():
     assert story.state.desired.spec.fields == {"provider": "tests", "endpoint": "http://localhost"}
     assert story.wake() == []
     story.withdraw()
+    story.turn(UsersReported(2, 0))
     assert story.outcomes()[-1] == ("Deleted", 2)
     assert story.wake() == []
 

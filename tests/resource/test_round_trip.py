@@ -89,6 +89,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
     event_id,
     event_type,
 )
@@ -217,7 +218,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     SpecDeclared: st.builds(
         SpecDeclared, numbers, strings, strings, strings, fields, labels, labels, policies
     ),
-    SpecWithdrawn: st.builds(SpecWithdrawn, numbers, strings),
+    SpecWithdrawn: st.builds(SpecWithdrawn, numbers, strings, st.booleans()),
     GenerationSuperseded: st.builds(GenerationSuperseded, numbers, numbers),
     DeclarationSuperseded: st.builds(DeclarationSuperseded, numbers),
     ExternalObserved: st.builds(
@@ -341,6 +342,7 @@ BUILDERS: dict[type[ResourceEvent], st.SearchStrategy[Any]] = {
     ListingsFailed: st.builds(ListingsFailed, strings, st.builds(ListingFailure, moments, strings)),
     ListingsResumed: st.builds(ListingsResumed, strings, strings),
     UndeclaredCounted: st.builds(UndeclaredCounted, undeclared_objects),
+    UsersCounted: st.builds(UsersCounted, numbers, st.tuples(strings)),
     ApiFellSilent: st.builds(ApiFellSilent, moments, numbers),
     ApiSilenceEnded: st.just(ApiSilenceEnded()),
     OutcomeRecorded: st.builds(

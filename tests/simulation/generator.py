@@ -17,6 +17,7 @@ from tests.simulation.generator_holds import (
     look_steps,
     possible_steps,
     rival_steps,
+    with_withdrawals,
 )
 from tests.simulation.generator_inputs import with_data, with_inputs
 from tests.simulation.generator_limits import draw_limits
@@ -150,6 +151,7 @@ def plan_of(seed: int) -> p.Plan:
     )
     steps = possible_steps(traits, steps) + full + _lost_timer_steps(seed, traits, dice.duration)
     steps += look_steps(seed, shapes, dice.duration)
+    steps = with_withdrawals(seed, shapes, steps, dice.duration)
     steps += copy_steps(seed, traits, shapes, dice.duration)
     if not any(isinstance(step, p.CopyWrites) for step in steps):
         steps += rival_steps(seed, traits, shapes, dice.duration)

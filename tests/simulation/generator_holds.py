@@ -6,6 +6,7 @@ Also removes steps whose results no feature of the API can show.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 
 from events.manifest import Fields
@@ -16,7 +17,8 @@ from tests.simulation.publishing import GUARD
 _SERVICES = ("billing", "backup")
 _FIRST_NUMBER = 100
 _FIRST_LOOK_NUMBER = 100 * _FIRST_NUMBER
-_FIRST_RIVAL_NUMBER = 200 * _FIRST_NUMBER
+_FIRST_RIVAL_NUMBER = 300 * _FIRST_NUMBER
+_FIRST_WITHDRAWAL_NUMBER = 200 * _FIRST_NUMBER
 _STRAYS = ("stray-1", "stray-2", "stray-3", "stray-4")
 
 
@@ -93,6 +95,41 @@ def _approval(
     random: Random, moment: Callable[[], float], shapes: Sequence[str], _number: object
 ) -> list[p.Step]:
     return [p.Approve(at=moment(), shape=random.choice(shapes))]
+
+
+def with_withdrawals(
+    seed: int, shapes: Sequence[str], steps: list[p.Step], duration: float
+) -> list[p.Step]:
+    """Withdraw the configuration together with its resources, in any order.
+
+    Often, little is declared afterwards, so the configuration ends. Sometimes it is released by
+    force, or declared again. The other draws of a seed do not depend on this one.
+    """
+    random = Random(f"plan/{seed}/withdrawals")
+    if random.random() >= 0.3:
+        return steps
+    at = random.uniform(1.0, max(1.5, duration - 9.0))
+    if random.random() < 0.7:
+        steps = [each for each in steps if each.at < at or not _declares(each)]
+
+    def near(seconds: float) -> float:
+        return round(min(max(0.1, at + random.uniform(-1.0, seconds)), duration), 3)
+
+    numbers = count(_FIRST_WITHDRAWAL_NUMBER)
+    forced = random.random() < 0.25
+    new: list[p.Step] = [p.Configure(at=near(1.0), present=False, forced=forced)]
+    new += [p.Withdraw(at=near(1.0), number=next(numbers), shape=each) for each in shapes]
+    if random.random() < 0.5:
+        fields: Fields = {"color": random.choice(("Red", "Blue"))}
+        shape = random.choice(shapes)
+        new.append(p.Declare(at=near(8.0), number=next(numbers), shape=shape, fields=fields))
+    if random.random() < 0.2:
+        new.append(p.Configure(at=near(12.0)))
+    return steps + new
+
+
+def _declares(step: p.Step) -> bool:
+    return isinstance(step, p.Declare | p.Repeat | p.Configure)
 
 
 def look_steps(seed: int, shapes: Sequence[str], duration: float) -> list[p.Step]:

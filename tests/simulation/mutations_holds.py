@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from events.external import ExternalObject
 from events.integrity import HistoryChain
 from events.log import FinalizerRemoved, HoldApproved, OwnershipClaimed
+from projections.read_models import ReadModels
 from projections.status import StatusRow
 from reconciler.provider.data_check import DataCheck
 from reconciler.resource import (
@@ -237,6 +238,20 @@ def _replaced_objects_lose_their_data(patch: Patch) -> None:
     patch.setattr(replacement, "_hold_for_loss_by_retirement", _nothing)
 
 
+def _users_of_a_configuration_are_not_counted(patch: Patch) -> None:
+    def users(_self: Any, _config: str) -> Mapping[str, None]:
+        return {}
+
+    patch.setattr(ReadModels, "users", users)
+
+
+def _a_withdrawn_configuration_gets_new_users(patch: Patch) -> None:
+    def hold_for_withdrawn_config(step: Any, _state: Any, _context: Any) -> Any:
+        return step
+
+    patch.setattr(decide, "hold_for_withdrawn_config", hold_for_withdrawn_config)
+
+
 HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("data is not read before the call", _data_is_not_read_before_the_call),
     Mutation("newer data does not stop a call", _newer_data_does_not_stop_a_call),
@@ -263,4 +278,6 @@ HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("released objects keep their label", _released_objects_keep_their_label),
     Mutation("the log is not scrubbed", _the_log_is_not_scrubbed),
     Mutation("damaged histories folded", _damaged_histories_folded),
+    Mutation("users of a configuration ignored", _users_of_a_configuration_are_not_counted),
+    Mutation("a withdrawn configuration gets new users", _a_withdrawn_configuration_gets_new_users),
 )

@@ -54,9 +54,13 @@ class Garbage(TimedStep, frozen=True, tag=True):
 
 
 class Configure(TimedStep, frozen=True, tag=True):
-    """The configuration of the API is declared or changed; if not ``present``, withdrawn."""
+    """The configuration of the API is declared or changed; if not ``present``, withdrawn.
+
+    ``forced``: an operator then ends it immediately, although resources use it.
+    """
 
     present: bool = True
+    forced: bool = False
     resync_seconds: float = 3.0
     concurrency: int = 4
 

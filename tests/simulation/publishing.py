@@ -164,6 +164,8 @@ class Publisher:
         """Declare or withdraw the configuration of the API."""
         if not step.present:
             self.publish(CONFIG_KEY, Withdrawn())
+            if step.forced:
+                self.publish(CONFIG_KEY, ForcedRelease("the plan says so"), source=PERSON)
             return
         traits = self._traits
         spec = ProviderConfigSpec(

@@ -63,6 +63,7 @@ from events.log import (
     TargetObserved,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
 )
 from events.secret import SecretRef
 from events.subjects import USER_SEPARATOR
@@ -314,6 +315,12 @@ def summarize(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 for kind, each in sorted(undeclared.items())
             ]
             return f"Listings of the new scope show undeclared objects: {', '.join(counts)}"
+        case UsersCounted(0):
+            return "No resource uses the withdrawn ProviderConfig"
+        case UsersCounted(count, names):
+            users = plural(count, "resource uses", "resources use")
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            return f"{users} the withdrawn ProviderConfig: {', '.join(names)}{more}"
         case ListingsFailed(kind, failure):
             since = time_text(failure.since)
             return (

@@ -830,6 +830,7 @@ class Decider:
             new_scopes=self._configurations.new_scopes,
             kind=None,
             configs=self._configurations.by_name,
+            withdrawn_configs=self._configurations.withdrawn,
             providers=self._kinds.providers,
             check_definition=self._definitions.check,
             check_part=self._kinds.check,

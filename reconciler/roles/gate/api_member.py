@@ -45,6 +45,8 @@ class GateMember:
         """Fold an event. Return whether the breaker changed."""
         previous_version, self.newest_version = self.breaker_version, event.resourceversion
         match event.data:
+            case SpecWithdrawn(until_unused=True):
+                pass  # calls continue
             case SpecDeclared() | SpecWithdrawn():
                 self.breaker_version = event.resourceversion if self.breaker_version else 0
                 self.throttled_until, self.is_broken, self.probe_by = 0.0, False, ""

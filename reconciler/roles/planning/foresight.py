@@ -75,6 +75,7 @@ from reconciler.roles.runtime.definitions import Definitions
 from reconciler.roles.sweeper.reference_index import ReferenceIndex, select_rows
 from reconciler.roles.sweeper.references import definition_messages, reference_messages
 from reconciler.roles.sweeper.sweeper import is_configuration_ready
+from reconciler.roles.sweeper.user_reports import count_users
 
 FIRST_PREDICTED_POSITION: Final = 2**53
 """First predicted position, which no stream reaches."""
@@ -518,11 +519,20 @@ class Foresight:
             for secret, known in row.secrets.items()
             if not known and row.declared and row.key in self.resources
         ]
+        follow_ups += self._user_reports()
         follow_ups += self._repeated_observations()
         changed, self._reconfigured = sorted(self._reconfigured), set()
         for name in changed:
             follow_ups += await self._configuration_messages(name)
         return follow_ups
+
+    def _user_reports(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
+        """Yield the reports to withdrawn configurations whose users this plan changes."""
+        for name, known in self.configurations.withdrawn.items():
+            key, report = config_key(name), count_users(name, known.generation, self._models)
+            is_affected = key in self.resources or not report.count
+            if is_affected and (known.users is None or known.users.count != report.count):
+                yield key, report
 
     def _repeated_observations(self) -> Iterator[tuple[ResourceKey, IntakeData]]:
         """Yield known objects for resources that wait for the next read, once per resource."""
@@ -561,7 +571,7 @@ class Foresight:
         messages: list[tuple[ResourceKey, IntakeData]] = [
             (row.key, TimerFired("ConfigChanged"))
             for row in rows
-            if is_configuration_ready(row, configs, self.kinds)
+            if is_configuration_ready(row, self.configurations, self.kinds)
         ]
         config = configs.get(name)
         if config is None:
@@ -635,6 +645,7 @@ class Foresight:
             new_scopes={} if key in self._scope_approved else self.configurations.new_scopes,
             kind=None if kind is None else with_unknown_values(kind),
             configs=self.configurations.by_name,
+            withdrawn_configs=self.configurations.withdrawn,
             providers=self.kinds.providers,
             reference_graph=self._reference_graph,
             check_definition=self._definitions.check,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import msgspec
 import structlog
 
@@ -11,10 +13,12 @@ from events.log import (
     ApiSilenceEnded,
     HoldApproved,
     LogEvent,
+    ReleaseForced,
     SpecDeclared,
     SpecWithdrawn,
     TwinDetected,
     UndeclaredCounted,
+    UsersCounted,
 )
 from events.names import PROVIDER_CONFIG_KIND
 from events.provider_config import ProviderConfigSpec
@@ -24,14 +28,28 @@ from reconciler.roles.runtime.system_resources import SystemResources
 _log = structlog.get_logger(__name__)
 
 
+class WithdrawnConfig(NamedTuple):
+    """A withdrawn configuration that resources may still use.
+
+    ``version`` is the version of the newest event about it. ``users`` is None until the first
+    report.
+    """
+
+    version: int
+    generation: int
+    users: UsersCounted | None = None
+
+
 class Configurations(SystemResources):
-    """Every declared configuration by name."""
+    """Every configuration by name that is declared, or withdrawn and still used."""
 
     kind = PROVIDER_CONFIG_KIND
     event_types = SystemResources.event_types | {
         TwinDetected,
         UndeclaredCounted,
         HoldApproved,
+        UsersCounted,
+        ReleaseForced,
         ApiFellSilent,
         ApiSilenceEnded,
     }
@@ -39,6 +57,8 @@ class Configurations(SystemResources):
     def __init__(self) -> None:
         super().__init__()
         self.by_name: dict[str, ProviderConfigSpec] = {}
+        self.withdrawn: dict[str, WithdrawnConfig] = {}  # withdrawn, and still in effect
+        self._spec_versions: dict[str, int] = {}  # versions of the newest read declarations
         self.twins: dict[str, TwinHold] = {}
         self.silences: dict[str, ApiSilence] = {}
         # Counts of undeclared objects by kind, by name, while the scope waits for approval.
@@ -50,6 +70,11 @@ class Configurations(SystemResources):
         name = self._name(event.subject)
         if name is None:
             return
+        if isinstance(event.data, (UsersCounted, ReleaseForced)):
+            self._update_users(name, event)
+            return
+        if name in self.withdrawn and isinstance(event.data, SpecDeclared):
+            self._read_late(name, event.data, event.resourceversion)
         silence = _silence(event)
         if silence is not None:
             known = self.silences.get(name)
@@ -87,6 +112,11 @@ class Configurations(SystemResources):
 
     def declare(self, name: str, data: SpecDeclared) -> None:
         """Use the newest declaration of a configuration."""
+        self.withdrawn.pop(name, None)
+        self._read(name, data, self.version(name))
+
+    def _read(self, name: str, data: SpecDeclared, version: int) -> None:
+        self._spec_versions[name] = version
         try:
             self.by_name[name] = msgspec.convert(data.fields, ProviderConfigSpec)
         except msgspec.ValidationError as error:  # written by another release
@@ -95,9 +125,35 @@ class Configurations(SystemResources):
             )
             self.by_name.pop(name, None)
 
-    def withdraw(self, name: str) -> None:
+    def _read_late(self, name: str, data: SpecDeclared, version: int) -> None:
+        """Use the declaration before a withdrawal that this process decided, and so read first."""
+        if self._spec_versions.get(name, 0) < version < self.version(name):
+            self._read(name, data, version)
+            self._notify(name)
+
+    def withdraw(self, name: str, data: SpecWithdrawn) -> None:
+        """Stop using a configuration, or keep it in effect until nothing uses it."""
+        if data.until_unused:
+            self.withdrawn[name] = WithdrawnConfig(self.version(name), data.generation)
+        else:
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
         """Stop using a configuration."""
         self.by_name.pop(name, None)
+        self.withdrawn.pop(name, None)
+
+    def _update_users(self, name: str, event: LogEvent) -> None:
+        """Fold the users of a withdrawn configuration, or its end by force."""
+        known = self.withdrawn.get(name)
+        if known is None or event.resourceversion <= known.version:
+            return
+        users = event.data if isinstance(event.data, UsersCounted) else None
+        if users is None or not users.count:
+            self.remove(name)
+            self._notify(name)
+        else:
+            self.withdrawn[name] = known._replace(version=event.resourceversion, users=users)
 
 
 def _silence(event: LogEvent) -> ApiSilence | None:

@@ -56,9 +56,9 @@ class Definitions(SystemResources):
             self._kinds.define(self._build_kind(name, data.fields, data.generation))
         except InvalidManifestError as error:  # this process may lack the installed kind
             _log.error("invalid KindDefinition", name=name, error=str(error))
-            self.withdraw(name)
+            self.remove(name)
 
-    def withdraw(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Reject new declarations of a kind."""
         known = self._kinds.find(name)
         if isinstance(known, DefinedKind):

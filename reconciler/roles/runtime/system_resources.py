@@ -38,7 +38,11 @@ class SystemResources:
         """Use the newest declaration of a resource."""
         raise NotImplementedError
 
-    def withdraw(self, name: str) -> None:
+    def withdraw(self, name: str, data: SpecWithdrawn) -> None:  # noqa: ARG002 - for subclasses
+        """Process the withdrawal of a resource. By default, stop using it."""
+        self.remove(name)
+
+    def remove(self, name: str) -> None:
         """Stop using a resource."""
         raise NotImplementedError
 
@@ -78,7 +82,7 @@ class SystemResources:
         message = f"a {self.kind} is ignored because its log is damaged"
         _log.error(message, name=name, where=str(damage))
         self._damaged.add(name)
-        self.withdraw(name)
+        self.remove(name)
         self._notify(name)
 
     def listen(self, listener: Listener) -> None:
@@ -96,7 +100,7 @@ class SystemResources:
         if isinstance(event.data, SpecDeclared):
             self.declare(name, event.data)
         else:
-            self.withdraw(name)
+            self.withdraw(name, event.data)
         self._notify(name)
 
     def _name(self, resource: str) -> str | None:

@@ -21,6 +21,7 @@ from events.intake import (
     SecretReported,
     TargetReported,
     Unreferenced,
+    UsersReported,
 )
 from events.log import (
     DefinitionObserved,
@@ -31,6 +32,7 @@ from events.log import (
     SpecDeclared,
     SpecWithdrawn,
     TargetObserved,
+    UsersCounted,
 )
 from reconciler.ports import IntakeMessageOut
 from reconciler.roles.sweeper.reference_index import AffectedResources
@@ -48,6 +50,7 @@ TURN_COST: Final = 2_048
 """Resources and references to check, in a few milliseconds, before yielding to the event loop."""
 
 _DEFINITION = ("definition", "")
+_USERS = ("users", "")
 
 _Topic = tuple[str, str]
 """What a report is about, such as a target. A newer report on the same topic replaces it."""
@@ -84,6 +87,7 @@ class ReportQueue:
             DefinitionObserved,
             SpecDeclared,
             SpecWithdrawn,
+            UsersCounted,
         }
     )
 
@@ -168,6 +172,8 @@ class ReportQueue:
                 topics.pop(("reference", by), None)
             case DefinitionObserved():
                 topics.pop(_DEFINITION, None)
+            case UsersCounted():
+                topics.pop(_USERS, None)
             case SpecDeclared() | SpecWithdrawn():
                 # Earlier reports may not apply to this spec. They still count as unprocessed.
                 for topic, last in topics.items():
@@ -216,6 +222,8 @@ def _topic_and_content(data: IntakeData) -> tuple[_Topic, object]:
             return ("reference", by), "removed"
         case DefinitionReported(generation):
             return _DEFINITION, generation
+        case UsersReported():
+            return _USERS, data
         case _:
             raise TypeError(f"{type(data).__name__} is not a sweeper report")
 

@@ -33,7 +33,7 @@ from events.log import (
 )
 from events.manifest import stricter_level
 from events.names import ResourceKey
-from events.provider_config import ProviderConfigSpec
+from events.provider_config import config_key
 from events.secret import SecretRef
 from projections.read_models import ReadModels
 from projections.status import StatusRow
@@ -59,6 +59,7 @@ from reconciler.roles.sweeper.references import (
     target_messages,
 )
 from reconciler.roles.sweeper.report_queue import ReportQueue
+from reconciler.roles.sweeper.user_reports import UserReports
 
 SWEEP_SECONDS = 5.0
 OVERDUE_SECONDS = 3.0
@@ -136,8 +137,10 @@ class Sweeper:
         models: ReadModels,
         bus_time: Callable[[], Awaitable[float]],
         stores: SecretStores | None = None,
+        catch_up: Callable[[float], Awaitable[None]] | None = None,
         runtime: Runtime = REAL,
     ) -> None:
+        self._catch_up = catch_up
         self._stores = stores or SecretStores()
         self._intake = intake
         self._configurations = configurations
@@ -149,6 +152,7 @@ class Sweeper:
         self._should_sweep = asyncio.Event()
         self._index = ReferenceIndex()
         self._reports = ReportQueue(self._clock)
+        self._users = UserReports(configurations, models, self._clock)
         self._known_digests: dict[NamedSecret, str] = {}
         self._unreadable: set[NamedSecret] = set()
         self._full_sweep_at = self._clock()
@@ -189,14 +193,14 @@ class Sweeper:
         wake_messages = [
             self._wake(row.key, "ConfigChanged")
             for row in held
-            if is_configuration_ready(row, self._configurations.by_name, self._kinds)
+            if is_configuration_ready(row, self._configurations, self._kinds)
         ]
         wake_messages += [self._wake(key, "Sweep") for key in self._to_wake(rows, held, overdue)]
         digests = await self._find_affected()
-        definitions = self._definition_messages(all_rows, damaged)
+        extra = self._definition_messages(all_rows, damaged) + await self._user_messages()
         try:
             reports = await self._reports.take(
-                lambda name, is_target: self._find_reports(name, is_target, digests), definitions
+                lambda name, is_target: self._find_reports(name, is_target, digests), extra
             )
             requests = self._request_reads(bus_now)
             if wake_messages or reports or requests:
@@ -342,9 +346,30 @@ class Sweeper:
             case _:
                 return None
 
+    async def _user_messages(self) -> list[IntakeMessageOut]:
+        """Return the reports to withdrawn configurations about the resources that use them."""
+        is_current = not self._users.is_any_unused or await self._has_read_log()
+        return [
+            IntakeMessageOut("reference", config_key(name), data, self._new_id())
+            for name, data in self._users.find()
+            if data.count or is_current
+        ]
+
+    async def _has_read_log(self) -> bool:
+        """Return whether the rows include the newest declarations and actions, after a wait."""
+        if self._catch_up is None:
+            return True
+        try:
+            await self._catch_up(SWEEP_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
     def handle_event(self, _position: int, event: LogEvent) -> None:
         """Schedule a sweep after an event that may affect references; a log subscriber."""
         self._reports.handle_event(event)
+        if self._configurations.withdrawn and _ends_resource(event):
+            self._should_sweep.set()  # it may be the last user of a configuration
         if type(event.data) is ApiSilenceEnded:
             # Wake the resources whose parts became available, and report the ready targets.
             self._wake_ups.clear()
@@ -421,14 +446,19 @@ def _is_woken_by_messages(row: StatusRow) -> bool:
     return row.outcome in _WOKEN_BY_MESSAGES and not waits_for_parts
 
 
+def _ends_resource(event: LogEvent) -> bool:
+    data = event.data
+    return isinstance(data, OutcomeRecorded) and data.outcome in ("Deleted", "Released")
+
+
 def is_configuration_ready(
-    row: StatusRow, configs: Mapping[str, ProviderConfigSpec], kinds: KindRegistry
+    row: StatusRow, configurations: Configurations, kinds: KindRegistry
 ) -> bool:
     """Return whether the configuration that a held resource requires is now available."""
-    config = configs.get(row.provider_config)
+    config = configurations.by_name.get(row.provider_config)
     match row.hold:
         case Hold.PROVIDER_CONFIG_MISSING:
-            return config is not None
+            return config is not None and row.provider_config not in configurations.withdrawn
         case Hold.WRONG_PROVIDER:
             kind = kinds.find(row.kind)
             return config is None or (kind is not None and kind.provider == config.provider)
