@@ -27,8 +27,11 @@ from reconciler.sdk.outcomes import SETTLED, UNCONFIRMED_MESSAGE, Outcome
 
 DELETED_OUTCOMES: Final[tuple[OutcomeName, ...]] = ("Deleted", "Released")
 _KEPT: Final = ("Held", Hold.REFERENCED)
-_REFERENCE_SECONDS: Final = 10.0
-"""Time for the end of a reference to take effect. It usually takes about a second."""
+_REFERENCE_SECONDS: Final = 15.0
+"""Time for the end of a reference to take effect.
+
+It usually takes about a second. A ProviderConfig ends up to 10 s after its last user.
+"""
 
 
 class Result(msgspec.Struct, rename="camel", omit_defaults=True):

@@ -143,27 +143,32 @@ def _config(name: str, url: str) -> str:
     )
 
 
-def test_delete_withdraws_a_configuration_after_its_resources(
+def test_delete_waits_for_a_configuration_and_its_resources_in_any_order(
     running_up: tuple[Cli, Up], live: Cli
 ) -> None:
     url = running_up[1].ready["apiUrl"]
     leaving = shape("in-a-file").replace("spec: {", "spec: {providerConfigRef: {name: own}, ")
     documents = f"{_config('own', url)}---\n{leaving}"
     live.ok("apply", "-f", "-", "--wait", text=documents)
-    assert (
-        "default/Shape/in-a-file still uses ProviderConfig 'own'"
-        in live.ok("delete", "ProviderConfig/own").err
+    kept = live.run("delete", "ProviderConfig/own", "--wait", "-o", "json")
+    assert (kept.status, kept.json[0]["outcome"], kept.json[0]["reason"]) == (
+        1,
+        "Held",
+        "Referenced",
     )
+    assert "1 resource uses it: default/Shape/in-a-file" in kept.json[0]["message"]
     live.ok("apply", "-f", "-", "--wait", text=documents)
-    deleted = live.ok("delete", "-f", "-", "-o", "json", text=documents).json
-    assert [each["resource"] for each in deleted] == [
-        "system/ProviderConfig/own",
-        "default/Shape/in-a-file",
+    planned = live.run("delete", "-f", "-", "--dry-run", "-o", "json", text=documents)
+    assert planned.status == 2, planned
+    deleted = live.ok("delete", "-f", "-", "--wait", "-o", "json", text=documents).json
+    assert [(each["resource"], each["outcome"]) for each in deleted] == [
+        ("system/ProviderConfig/own", "Deleted"),
+        ("default/Shape/in-a-file", "Deleted"),
     ]
     assert httpx.get(f"{url}/shapes/in-a-file").status_code == 404
 
 
-def test_delete_keeps_a_configuration_whose_resources_are_left(
+def test_delete_keeps_a_configuration_whose_resources_are_left_unless_it_is_released(
     running_up: tuple[Cli, Up], live: Cli
 ) -> None:
     url = running_up[1].ready["apiUrl"]
@@ -171,9 +176,16 @@ def test_delete_keeps_a_configuration_whose_resources_are_left(
     documents = f"{_config('own2', url)}---\n{kept}"
     live.ok("apply", "-f", "-", "--wait", text=documents)
     live.ok("finalizer", "add", "Shape/kept-in-a-file", "test/holder")
-    result = live.run("delete", "-f", "-", text=documents)
-    assert result.status == 1
-    assert "default/Shape/kept-in-a-file may still need it" in " ".join(result.out.split())
+    result = live.run("delete", "-f", "-", "--wait", "-o", "json", text=documents)
+    assert (result.status, [each["reason"] for each in result.json]) == (
+        1,
+        ["Referenced", "Finalizers"],
+    )
+    released = live.ok("release", "ProviderConfig", "own2", "--reason", "INC-42")
+    assert "Reconciler makes no more calls to its API" in released.out
+    live.ok("wait", "ProviderConfig", "own2", "--for", "deleted")
+    assert httpx.get(f"{url}/shapes/kept-in-a-file").status_code == 200
+    live.ok("apply", "-f", "-", text=_config("own2", url))
     live.ok("finalizer", "remove", "Shape/kept-in-a-file", "test/holder")
     live.ok("delete", "-f", "-", "--wait", text=documents)
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
 from msgspec.structs import replace
 
-from events.excerpt import list_first
 from events.manifest import Manifest
-from events.names import SYSTEM_NAMESPACE, ResourceKey
-from events.provider_config import is_config
-from projections.status import StatusRow
+from events.names import ResourceKey
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError
 from reconciler.cli.exits import Exit
@@ -41,7 +38,6 @@ from reconciler.cli.output import Format, print_structured
 from reconciler.cli.requests.request import ReplyOrRefusal, request
 from reconciler.cli.results import (
     DELETED_OUTCOMES,
-    build_result,
     wait_for_deletions,
     wait_for_results,
 )
@@ -75,8 +71,8 @@ def delete(
     `deletion: Orphan`, it leaves the object in the API and stops managing
     it. The log keeps the history.
 
-    ProviderConfigs and definitions are withdrawn last, once the other
-    resources of the command are deleted.
+    A ProviderConfig stays in effect until no resource uses it. The order in
+    which you delete resources therefore does not matter.
 
     Exit status: 0 all accepted (with --wait: deleted or released), 1 some
     refused or failed, 3 some not settled before the timeout. With --dry-run:
@@ -112,7 +108,7 @@ def delete(
     return request(
         connection,
         keys,
-        partial(_withdraw_in_order, connection, keys=keys, reason=reason, timeout_seconds=timeout),
+        lambda client: client.withdraw_many(keys, reason=reason, timeout_seconds=timeout),
         output=output,
         done="declaration withdrawn",
         unchanged="the declaration was already withdrawn",
@@ -120,60 +116,6 @@ def delete(
         good=DELETED_OUTCOMES,
         problems=problems,
     )
-
-
-async def _withdraw_in_order(
-    connection: Connection,
-    client: Client,
-    *,
-    keys: Sequence[ResourceKey],
-    reason: str,
-    timeout_seconds: float,
-) -> list[ReplyOrRefusal]:
-    """Withdraw resources, and the configurations and definitions that they may need after them."""
-    system = [each for each in keys if each.namespace == SYSTEM_NAMESPACE]
-    others = [each for each in keys if each.namespace != SYSTEM_NAMESPACE]
-    withdraw = partial(client.withdraw_many, reason=reason, timeout_seconds=timeout_seconds)
-    if system and not others:
-        async with bus(connection) as nc:  # from the log, because stored rows lag behind it
-            _warn_of_users((await current_models(nc)).status.values(), system)
-    replies: dict[ResourceKey, ReplyOrRefusal] = dict(
-        zip(others, await withdraw(others) if others else (), strict=True)
-    )
-    results = [
-        build_result(key, reply)
-        for key, reply in replies.items()
-        if isinstance(reply, DeclarationRefusedError) or reply.generation  # it was declared
-    ]
-    if system and others:
-        await wait_for_deletions(client, results, timeout_seconds)
-    left = [each.resource for each in results if each.outcome not in DELETED_OUTCOMES]
-    if system and left:
-        refusal = DeclarationRefusedError(
-            "InUse",
-            f"not withdrawn, because {list_first(left)} may still need it; repeat the command "
-            "once these resources are deleted",
-        )
-        replies |= dict.fromkeys(system, refusal)
-    elif system:
-        replies |= dict(zip(system, await withdraw(system), strict=True))
-    return [replies[key] for key in keys]
-
-
-def _warn_of_users(rows: Collection[StatusRow], configs: Sequence[ResourceKey]) -> None:
-    """Warn of resources that can no longer be changed without their ProviderConfig."""
-    for key in filter(is_config, configs):
-        users = sorted(
-            str(row.key)
-            for row in rows
-            if row.provider_config == key.name and (row.declared or row.owned)
-        )
-        if users:
-            verb = "uses" if len(users) == 1 else "use"
-            sys.stderr.write(
-                f"warning: {list_first(users)} still {verb} ProviderConfig {key.name!r}; they "
-                "cannot be changed or deleted until you declare it again\n"
-            )
 
 
 def _show_plan(

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from events.names import ResourceKey, check_finalizer
+from events.provider_config import is_config
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection
 from reconciler.cli.errors import UsageError
 from reconciler.cli.naming import resolve_kind
@@ -134,10 +135,14 @@ def release(
     With --orphan, it keeps the object in the API. The log records the release
     with your name and reason.
 
+    A withdrawn ProviderConfig ends immediately, although resources use it.
+    Reconciler then makes no calls to its API.
+
     For example:
 
         reconciler release Shape foo --reason "billing is shut down"
         reconciler release Shape foo --orphan --reason "the API was shut down"
+        reconciler release ProviderConfig billing --reason "INC-42"
 
     Parameters
     ----------
@@ -148,6 +153,9 @@ def release(
         raise UsageError("--reason: must not be empty; the log records it")
     keys = select_keys(connection, (kind, *names), "release", Filter(namespace=namespace))
     stays = "stays in the API" if orphan else "is deleted or released, as its policy requires"
+    done = f"finalizers and references removed; the object {stays}"
+    if all(map(is_config, keys)):
+        done = "Reconciler makes no more calls to its API"
     return request(
         connection,
         keys,
@@ -155,6 +163,6 @@ def release(
             keys, reason=reason, orphan=orphan, timeout_seconds=timeout
         ),
         output=output,
-        done=f"finalizers and references removed; the object {stays}",
+        done=done,
         unchanged="nothing blocks the resource, and it owns no object; nothing to release",
     )
