@@ -1210,6 +1210,11 @@ def event_id(resource: ResourceKey | str, version: int) -> str:
     return f"{resource}@{version}"
 
 
+def version_in(event: str) -> int:
+    """Return the version in the id of an event, such as the id of an action."""
+    return int(event.rpartition("@")[2])
+
+
 def event_type(event: ResourceEvent) -> str:
     """Return the CloudEvents type of an event."""
     return f"reconciler.resource.{type(event).__name__}"

@@ -983,6 +983,20 @@ async def test_a_lookup_that_finds_a_newer_object_proves_nothing(log: JetStreamL
     assert (report.error.error_class, report.object) == ("NotDone", None)
 
 
+async def test_the_retries_of_an_action_do_not_make_an_object_of_a_copy_ours(
+    log: JetStreamLog,
+) -> None:
+    """They record events with higher versions than the action of the copy."""
+    key = new_key()
+    first = action_event(key, "Create")
+    assert isinstance(first.data, ActionDecided)
+    lookup = event(key, 20, LookupDecided(first.data.action, 7))
+    bus = await work(log, Api(_newer(log, key, version=9)), [lookup], delivered=1)
+    (report,) = bus.reports
+    assert report.error is not None
+    assert (report.error.error_class, report.object) == ("NotDone", None)
+
+
 async def test_an_object_written_by_an_action_of_this_log_is_reported(
     log: JetStreamLog,
 ) -> None:

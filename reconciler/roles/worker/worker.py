@@ -30,6 +30,7 @@ from events.log import (
     LogEvent,
     LookupDecided,
     ResourceEvent,
+    version_in,
 )
 from events.names import ResourceKey
 from events.provider_config import Scope
@@ -433,7 +434,9 @@ class Worker:
                 config,
                 event.key.kind,
                 [Suspect(event.key, reportable)],
-                lambda key: event.resourceversion if key == event.key else 0,
+                # An action in flight is the newest one, and its retries only add other events. With
+                # their versions, a key of a copy would no longer be newer.
+                lambda key: version_in(action.action_id) if key == event.key else 0,
             )
         except Exception as comparison_error:  # noqa: BLE001 - such as an unreachable bus
             _logger.warning("failed to compare an object with the log", error=str(comparison_error))
