@@ -601,6 +601,8 @@ def _set_location(row: StatusRow, config: str, name: str) -> None:
     row.provider_config, row.external_name = config, name
     row.declared_config = "" if declared_config == config else declared_config
     row.declared_name = "" if declared_name == name else declared_name
+    if _has_declared_name(row):
+        row.reserves_name = False  # the object itself shows the name
 
 
 def _set_owned(row: StatusRow, event: LogEvent, reason: str) -> None:

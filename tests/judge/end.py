@@ -81,10 +81,15 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
             continue  # `_waits_in_vain`
         if existing is None:
             yield key, "there is nothing to conflict with"
-        elif existing.uid in ledger.ours - ledger.late - _owned_and_pending(ledger)[0]:
+        elif existing.uid in ledger.ours - ledger.late - _owned_by_others(ledger, resource):
             label = existing.labels.get(OWNER_LABEL)
             if label in (None, "", owner_labels(ledger, resource).get(OWNER_LABEL)):
                 yield key, f"it conflicts with {existing.uid}, which is ours"
+
+
+def _owned_by_others(ledger: Ledger, resource: Resource) -> set[str | None]:
+    others = (each for each in ledger.resources.values() if each is not resource)
+    return {each.owned.uid for each in others if each.owned is not None}
 
 
 # --- one resource
