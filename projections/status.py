@@ -374,6 +374,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 _clear_ownership(row)
                 _set_observed(row, None)
                 row.unmanaged = row.total = None
+                row.doubted = False  # a requested read concerned the object
                 return
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from events.intake import TimerFired
+from events.intake import ReconcileRequested, TimerFired
 from events.log import MoveEnded, MoveExpected, ResourceEvent
 from events.manifest import MOVED_FROM_ANNOTATION
 from events.names import ResourceKey
@@ -72,6 +72,16 @@ def test_the_object_is_released_and_claimed_in_one_step():
     assert owned is not None
     assert (owned.uid, owned.applied) == (former_owned.uid, former_owned.applied)
     assert rename.former.state.owned is None
+
+
+def test_a_requested_read_ends_once_the_object_is_moved():
+    rename = Rename()
+    rename.step()
+    rename.former.withdraw()
+    rename.former.turn(ReconcileRequested())
+    rename.step()
+    rename.former.turn(ReconcileRequested())  # compares the row and the state after each event
+    assert rename.former.state.observed.read_requested_at is None
 
 
 def test_an_object_keeps_the_former_label_if_labels_cannot_change():
