@@ -48,6 +48,7 @@ from tests.bus.histories import event
 from tests.bus.test_worker import NoRates
 
 FOO = ResourceKey("default", "Server", "foo")
+BAR = ResourceKey("default", "Server", "bar")
 BLIND = Capabilities(
     idempotency_keys=True,
     deterministic_names=True,
@@ -114,7 +115,7 @@ class Intake:
     async def publish(self, messages: Sequence[IntakeMessageOut]) -> None:
         for message in messages:
             assert isinstance(message.data, Observed)
-            assert message.key == FOO
+            assert message.key in (FOO, BAR)
             self.observed.append(message.data)
             self.has_arrived.set()
 
@@ -257,6 +258,18 @@ async def test_an_api_that_cannot_list_is_read_object_by_object(stage: Stage) ->
     assert (observation.object, observation.evidence) == (None, "Read")
     assert observation.losses == LossCount(1, 1), "the loss guard applies to missing objects"
     assert stage.api.reads == 2
+
+
+async def test_a_read_without_labels_names_the_resource_that_owns_the_object() -> None:
+    """Otherwise, a resource that may adopt the object would become its second owner."""
+    stage = Stage(replace(BLIND, labels=False))
+    stage.record_creation(ready=True)
+    declared = SpecDeclared(1, "test/v1", "default", "foo", {}, policy=Policy(adoption="Adopt"))
+    stage.models.apply(9, event(BAR, 1, declared))
+    row, config = stage.models.status[str(BAR)], stage.configurations.by_name["default"]
+    assert await stage.reads.read([row], config) == 0, "the other rows were not compared"
+    assert await stage.observer.list_once("default", "Server") == 1
+    assert [each.belongs_to for each in stage.intake.observed] == [str(FOO)]
 
 
 @pytest.mark.parametrize("can_list", [False, True])

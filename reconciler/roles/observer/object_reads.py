@@ -7,7 +7,7 @@ its readiness is reported before the next listing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -46,6 +46,10 @@ def is_news(object_digest: str, row: StatusRow, belongs_to: str | None = None) -
     is_awaited = row.doubted or row.reason in (AWAITING_READ, AWAITING_LISTING)
     has_new_owner = belongs_to not in (None, row.belongs_to)
     return is_awaited or has_new_owner or object_digest != row.observed_digest
+
+
+_Location = tuple[str, str, str | None]
+"""Kind, name and uid of an object in one API."""
 
 
 class _Read(NamedTuple):
@@ -157,7 +161,8 @@ class ObjectReads:
     async def read_all(self, rows: Iterable[StatusRow], config: ProviderConfigSpec) -> int:
         """Read all objects of an API without listings. Return the number of observations."""
         rows = list(rows)
-        count, missing = await self._read_some(rows, config)
+        owners = {_location(row, row.uid): str(row.key) for row in rows if row.owned}
+        count, missing = await self._read_some(rows, config, owners)
         losses = LossCount(len(missing), sum(row.owned for row in rows))
         for each in missing:
             await self._publish(each._replace(observed=replace(each.observed, losses=losses)))
@@ -178,16 +183,22 @@ class ObjectReads:
         return count
 
     async def _read_some(
-        self, rows: Iterable[StatusRow], config: ProviderConfigSpec
+        self,
+        rows: Iterable[StatusRow],
+        config: ProviderConfigSpec,
+        owners: Mapping[_Location, str] | None = None,
     ) -> tuple[int, list[_Read]]:
-        """Publish observations. Return their number, and the reads of missing owned objects."""
+        """Publish observations. Return their number, and the reads of missing owned objects.
+
+        ``owners``: the resource that owns each object, if ``rows`` are all resources of the API.
+        """
         slots = asyncio.Semaphore(min(config.limits.concurrency, MAX_CONCURRENT_READS))
         missing: list[_Read] = []
 
         async def read_row(row: StatusRow) -> int:
             is_owned = row.owned
             async with slots:
-                read = await self._read_one(row)
+                read = await self._read_one(row, owners=owners)
                 if read is None:
                     return 0
                 if read.observed.object is None and is_owned:
@@ -196,7 +207,7 @@ class ObjectReads:
                 await self._publish(read)
                 return 1
 
-        readable = [row for row in rows if not (row.action_id or self._needs_listing(row))]
+        readable = [row for row in rows if not (row.action_id or self._needs_others(row, owners))]
         return sum(await asyncio.gather(*map(read_row, readable))), missing
 
     async def _publish(self, read: _Read) -> None:
@@ -208,17 +219,23 @@ class ObjectReads:
         )
         reach(Failpoint.OBSERVER_PUBLISHED)
 
-    def _needs_listing(self, row: StatusRow) -> bool:
-        """Return whether only a listing can show which resource owns a row's object.
+    def _needs_others(self, row: StatusRow, owners: Mapping[_Location, str] | None) -> bool:
+        """Return whether only the rows of other resources show which one owns a row's object.
 
-        Without labels, a read could report another namespace's object as unowned.
+        Without labels, a read could report the object of another resource as unowned. A listing
+        compares the rows, and so does a read of all objects.
         """
         capabilities = self._providers.capabilities(row.kind)
-        if capabilities is None or capabilities.labels or not capabilities.listing:
+        if capabilities is None or capabilities.labels or row.owned:
             return False
-        return not row.owned
+        return capabilities.listing or owners is None
 
-    async def _read_one(self, row: StatusRow, late_name: str | None = None) -> _Read | None:
+    async def _read_one(
+        self,
+        row: StatusRow,
+        late_name: str | None = None,
+        owners: Mapping[_Location, str] | None = None,
+    ) -> _Read | None:
         """Read a row's object, or an object that a late call created as ``late_name``."""
         name = row.provider_config
         capabilities = self._providers.capabilities(row.kind)
@@ -253,11 +270,11 @@ class ObjectReads:
                 return None
             existing, object_digest = recorded
         is_late = late_name is not None
-        belongs_to = None
+        other_owner = None if owners is None else _find_owner(row, existing, owners)
         if existing is None and unique_names and row.declared and not row.owned:
             names = self._models.names
-            belongs_to = names.find(name, row.kind, external_name, besides=str(row.key))
-        if not (is_late or is_news(object_digest, row, belongs_to)) or is_too_large(existing):
+            other_owner = names.find(name, row.kind, external_name, besides=str(row.key))
+        if not (is_late or is_news(object_digest, row, other_owner)) or is_too_large(existing):
             return None
         if existing is not None and self._twins is not None:
             suspects, known_version = [Suspect(row.key, existing)], self._models.known_version
@@ -271,11 +288,24 @@ class ObjectReads:
             "Read",
             as_of,
             began_at,
-            belongs_to=belongs_to,
             absent_uid=uid if existing is None else None,
+            belongs_to=other_owner,
         )
         return _Read(row, observed, began_monotonic)
 
     def _is_labeled(self, existing: ExternalObject | None, row: StatusRow) -> bool:
         label = "" if existing is None else existing.labels.get(OWNER_LABEL, "")
         return resource_of(label, self._log_id) == str(row.key)
+
+
+def _location(row: StatusRow, uid: str | None) -> _Location:
+    return (row.kind, row.external_name, uid)
+
+
+def _find_owner(
+    row: StatusRow, existing: ExternalObject | None, owners: Mapping[_Location, str]
+) -> str:
+    """Return another resource that owns the object that was read, or an empty string."""
+    if existing is None or row.owned:
+        return ""
+    return owners.get(_location(row, existing.uid), "")
