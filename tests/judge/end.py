@@ -58,6 +58,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
         is_kept = is_held(ledger, resource) or found in _held_objects(ledger)
         owns_none = resource.owned is None and not resource.is_declared
         is_kept = is_kept or (owns_none and found is not None and found.uid in owned)
+        is_kept = is_kept or key in _former_resources(ledger)
         if not is_kept and _is_leaked(ledger, resource, found):
             yield key, f"it is not declared to exist, but does; {_outcome(ledger, resource)}"
     for found in ledger.history.objects or ():
@@ -71,6 +72,7 @@ def leak(ledger: Ledger) -> Iterator[Breach]:
 @rule("end", "objects")
 def conflict(ledger: Ledger) -> Iterator[Breach]:
     """A resource conflicts only with an object that exists and is not its own (invariant 7)."""
+    owners = {each.owned.uid: key for key, each in ledger.resources.items() if each.owned}
     for key, resource in _undamaged_resources(ledger):
         if resource.outcome_name not in ("Conflict", "Disputed") or not ledger.history.is_final:
             continue
@@ -81,15 +83,10 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
             continue  # `_waits_in_vain`
         if existing is None:
             yield key, "there is nothing to conflict with"
-        elif existing.uid in ledger.ours - ledger.late - _owned_by_others(ledger, resource):
+        elif existing.uid in ledger.ours - ledger.late and owners.get(existing.uid, key) == key:
             label = existing.labels.get(OWNER_LABEL)
             if label in (None, "", owner_labels(ledger, resource).get(OWNER_LABEL)):
                 yield key, f"it conflicts with {existing.uid}, which is ours"
-
-
-def _owned_by_others(ledger: Ledger, resource: Resource) -> set[str | None]:
-    others = (each for each in ledger.resources.values() if each is not resource)
-    return {each.owned.uid for each in others if each.owned is not None}
 
 
 # --- one resource
@@ -109,6 +106,16 @@ def is_held(ledger: Ledger, resource: Resource, *, forever: bool = True) -> bool
     is_held = not resource.is_forced and "Keep" in resource.references.values()
     is_held = is_held and (forever or not ledger.history.damaged) and not resource.is_declared
     return bool(resource.finalizers) or is_held or resource.is_held_for_a_person
+
+
+def _former_resources(ledger: Ledger) -> set[ResourceKey]:
+    """Return the resources that keep their objects for declared resources with new names."""
+    return {
+        ResourceKey.parse(each.spec.moved_from)
+        for each in ledger.resources.values()
+        if each.is_declared and each.spec is not None and each.outcome_name == "Waiting"
+        if each.spec.moved_from
+    }
 
 
 def _held_objects(ledger: Ledger) -> list[ExternalObject]:
@@ -160,6 +167,10 @@ def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> boo
     """Return whether its outcome names the true reason why it is not as declared."""
     if resource.outcome_name == "Drifted":
         return resource.policy.mode == "CreateOnly"
+    if resource.outcome is not None and resource.outcome.reason == "MoveExpected":
+        former = ledger.resource(ResourceKey.parse(spec.moved_from))
+        is_damaged = former.key in ledger.history.damaged
+        return is_damaged or former.is_declared or is_held(ledger, former)
     truth = ledger.history.truth
     if truth is not None:
         return truth.explains(spec, resource.outcome_name)

@@ -188,6 +188,8 @@ class Ledger:
         self.released: set[str] = set()
         self.given_up: set[str] = set()
         """Actions that a person abandoned along with their objects."""
+        self.moving: dict[ResourceKey, str] = {}
+        """Former owners of released objects that the new owners have not claimed yet."""
         self.late: set[str] = set()
         """Objects created by a call after its action had failed permanently; the log lacks them."""
 
@@ -236,7 +238,7 @@ class Ledger:
         ):
             self.by_key[observed_object.written_by].may_be_done = True
 
-    def add_event(self, event: e.LogEvent) -> None:
+    def add_event(self, event: e.LogEvent) -> None:  # noqa: C901, PLR0912 - one match
         """Add an event."""
         key, data = event.key, event.data
         resource = self.resources.setdefault(key, Resource(key))
@@ -250,8 +252,12 @@ class Ledger:
                 resource.object_config = action.provider_config
                 self.actions.setdefault(action.action_id, new)
                 self.by_key.setdefault(action.idempotency_key, new)
-            case e.OwnershipClaimed(uid=str(uid), provider_config=config):
+            case e.OwnershipReleased(reason="Moved", moved_to=moved_to):
+                self.moving[key] = moved_to
+            case e.OwnershipClaimed(uid=str(uid), provider_config=config, moved=moved):
                 resource.object_config = config
+                if moved is not None:
+                    self.moving.pop(ResourceKey.parse(moved.moved_from), None)
                 self._explain_by_key(resource, uid)
                 self.ours.add(uid)
                 self.released.discard(uid)
@@ -404,7 +410,9 @@ def _release(resource: Resource, data: e.OwnershipReleased) -> None:
         resource.retiring = None
         return
     resource.owned = None
-    if data.reason == "Orphaned":
+    if data.reason == "Moved":
+        resource.observed = None  # only the new owner observes it
+    elif data.reason == "Orphaned":
         resource.released = owned
     elif data.reason != "Forgotten":
         _restore_replaced(resource)

@@ -15,13 +15,14 @@ from events.log import (
     OutcomeRecorded,
     OwnershipClaimed,
     OwnershipReleased,
+    ResourceEvent,
     TwinDetected,
 )
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec, config_key
 from tests.judge.history import Effect
 from tests.judge.ledger import OWNER_LABEL, Ledger, Resource
-from tests.judge.rule import JudgedEvent, on, rule
+from tests.judge.rule import Breach, JudgedEvent, on, rule
 
 _HOLD_DELAY_SECONDS = 15.0
 
@@ -82,6 +83,31 @@ def unfounded_claim(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
             is_allowed = uid in ledger.creation_keys or is_marked or not is_known
     if uid is not None and not is_allowed:
         yield f"{uid} was claimed as {context.data.reason}"
+
+
+@on()
+def no_owner(context: JudgedEvent[ResourceEvent]) -> Iterator[str]:
+    """A moved object always has an owner: its claim follows in the same batch (invariant 7)."""
+    for former, new in context.ledger.moving.items():
+        if str(context.event.key) not in (str(former), new):
+            yield f"{former} released its object, and {new} has not claimed it"
+
+
+@rule("end")
+def no_last_owner(ledger: Ledger) -> Iterator[Breach]:
+    """No moved object is left without an owner (invariant 7)."""
+    for former, new in ledger.moving.items():
+        yield former, f"it released its object, and {new} has not claimed it"
+
+
+@on(OwnershipClaimed)
+def second_owner(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
+    """No object has two owners (invariant 7)."""
+    uid, key = context.data.uid, context.event.key
+    for each in context.ledger.resources.values():
+        owns = each.owned is not None and each.owned.uid == uid
+        if uid is not None and owns and each.key != key and each.key.kind == key.kind:
+            yield f"{each.key} also owns {uid}"
 
 
 def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:
@@ -252,8 +278,8 @@ def observation_within_grace(context: JudgedEvent[ExternalObserved]) -> Iterator
 def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
     """An object that is recorded as missing was missing at some point (invariant 6).
 
-    A listing that omitted it is not the product's fault. A listed object that another resource is
-    deleting is not the object of a resource that has none.
+    A listing that omitted it is not the product's fault. An object that another resource is
+    deleting, or owns where names are not unique, is not the object of a resource that has none.
     """
     name, owned = context.data.external_name, context.resource.owned or context.resource.observed
     began = context.ledger.history.message(context.data.as_of)
@@ -265,7 +291,7 @@ def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
         or context.truth.was_hidden_since(name, since)
     ):
         return
-    if owned is None and context.data.evidence == "CompleteListing" and _is_being_deleted(context):
+    if owned is None and context.data.evidence == "CompleteListing" and _is_of_another(context):
         return
     begin = since - _grace_of(context.settings(context.data.provider_config))
     uid = None if owned is None else owned.uid
@@ -273,21 +299,22 @@ def false_absence(context: JudgedEvent[ExternalObserved]) -> Iterator[str]:
         yield f"{name} was recorded as missing, but existed the whole time"
 
 
-def _is_being_deleted(context: JudgedEvent[ExternalObserved]) -> bool:
-    """Return whether another resource is deleting its object with the observed name."""
+def _is_of_another(context: JudgedEvent[ExternalObserved]) -> bool:
+    """Return whether the object with the observed name is that of another resource only."""
     location = (context.data.provider_config, context.data.external_name)
-    for other_resource in context.ledger.resources.values():
-        flight, owned = other_resource.in_flight, other_resource.owned
-        if (
-            other_resource.key == context.resource.key
-            or other_resource.is_declared
-            or flight is None
-            or owned is None
-        ):
+    kind = context.event.key.kind
+    for each in context.ledger.resources.values():
+        if each.key == context.resource.key or each.owned is None:
             continue
-        action = flight.action
+        config = "" if each.spec is None else each.spec.provider_config
+        is_namesake = (config, each.owned.name) == location and each.key.kind == kind
+        if is_namesake and not context.ledger.history.promises.unique_names:
+            return True
+        if each.in_flight is None or each.is_declared:
+            continue
+        action = each.in_flight.action
         is_there = (action.provider_config, action.external_name) == location
-        if is_there and action.operation == "Delete" and action.uid in (None, owned.uid):
+        if is_there and action.operation == "Delete" and action.uid in (None, each.owned.uid):
             return True
     return False
 

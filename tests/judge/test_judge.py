@@ -40,6 +40,7 @@ from events.log import (
     FinalizerRemoved,
     HoldApproved,
     LogEvent,
+    MovedObject,
     Operation,
     OutcomeRecorded,
     OwnershipClaimed,
@@ -496,6 +497,43 @@ def a_released_object_that_is_deleted_as_unmanaged(story: Story) -> None:
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
 
 
+def release_to_bar(story: Story) -> None:
+    """Withdraw Foo, and release its object, which Bar takes over."""
+    moved = OwnershipReleased("foo", "uid-foo", "Moved", moved_to=str(BAR))
+    story.record(FOO, SpecWithdrawn(2), moved)
+
+
+def claim_by_bar() -> OwnershipClaimed:
+    """Return the claim of Foo's object by Bar."""
+    moved = MovedObject(str(FOO), make_object("foo"))
+    return OwnershipClaimed("foo", "uid-foo", "Moved", moved=moved)
+
+
+def test_a_moved_object_has_one_owner() -> None:
+    story = sound_story()
+    story.record(BAR, replace(SPEC, moved_from=str(FOO)))
+    release_to_bar(story)
+    story.record(BAR, claim_by_bar())
+    assert not broken_rules(story) & {"no_owner", "no_last_owner", "second_owner", "ownership"}
+
+
+@breaks_rule("no_owner")
+def a_moved_object_that_is_not_claimed_in_the_same_batch(story: Story) -> None:
+    release_to_bar(story)
+    story.record(GONE, OutcomeRecorded("Deleted", 2, "Withdrawn"))
+    story.record(BAR, claim_by_bar())
+
+
+@breaks_rule("no_last_owner")
+def a_moved_object_that_is_never_claimed(story: Story) -> None:
+    release_to_bar(story)
+
+
+@breaks_rule("second_owner")
+def a_claim_of_an_object_that_another_resource_owns(story: Story) -> None:
+    story.record(BAR, claim_by_bar())
+
+
 @breaks_rule("deletion_of_anothers_object")
 def a_deletion_of_another_resources_object(story: Story) -> None:
     story.record(BAR, OwnershipClaimed("foo", "uid-foo", "ExclusiveScope"))
@@ -674,6 +712,13 @@ def test_an_object_that_another_resource_is_deleting_is_not_considered_missing()
     story, delete = sound_story(), action(GONE, 12, "Delete", external_name="bar", uid="human-1")
     claim = OwnershipClaimed("bar", "human-1", "ExclusiveScope")
     _report_bar_missing(story, claim, ActionDecided(delete))
+    assert "false_absence" not in broken_rules(story)
+
+
+def test_an_object_of_another_resource_is_not_missing_where_names_are_not_unique() -> None:
+    story = sound_story()
+    story.history.promises = Promises(unique_names=False)
+    _report_bar_missing(story, OwnershipClaimed("bar", "human-1", "ExclusiveScope"))
     assert "false_absence" not in broken_rules(story)
 
 
@@ -970,6 +1015,15 @@ def a_conflict_with_nothing(story: Story) -> None:
 def a_conflict_with_its_own_object(story: Story) -> None:
     story.history.is_final = True
     story.record(FOO, OutcomeRecorded("Conflict", 1, "NameTaken"))
+
+
+def test_a_conflict_with_an_object_that_a_renamed_resource_owns_is_sound() -> None:
+    story = sound_story()
+    story.history.is_final = True
+    release_to_bar(story)
+    story.record(BAR, claim_by_bar())
+    story.record(FOO, replace(SPEC, generation=3), OutcomeRecorded("Conflict", 3, "NameTaken"))
+    assert "conflict" not in broken_rules(story)
 
 
 @breaks_rule("references")

@@ -41,6 +41,9 @@ _POLICIES: tuple[Fields, ...] = (
 _FIRST_RETRY_NUMBER = 1_000
 _FIRST_OVERTAKEN_NUMBER = 2_000
 _FIRST_REFUSED_NUMBER = 3_000
+_FIRST_RENAME_NUMBER = 4_000
+_RENAME_SHARE = 0.2
+_NEW_NAMES = ("renamed-1", "renamed-2")
 _GARBAGE = ("", "not JSON", '{"specversion":"1.0"}', '{"apiVersion":"sim/v1","kind":"Shape"}')
 _WRITE_STRIKES: tuple[Strike, ...] = (
     "lose request",
@@ -155,6 +158,7 @@ def plan_of(seed: int) -> p.Plan:
     steps += copy_steps(seed, traits, shapes, dice.duration)
     if not any(isinstance(step, p.CopyWrites) for step in steps):
         steps += rival_steps(seed, traits, shapes, dice.duration)
+    steps += _rename_steps(seed, shapes, dice.duration)
     traits, steps = with_inputs(seed, traits, shapes, steps, dice.duration)
     traits, steps = with_data(seed, traits, shapes, steps, dice.duration)
     steps.sort(key=lambda step: step.at)
@@ -237,6 +241,29 @@ def _lost_timer_steps(seed: int, traits: p.ApiTraits, duration: float) -> list[p
         return []
     moments = sorted(round(random.uniform(2.0, duration), 3) for _ in range(3))
     return [p.TimersFail(at=at, how="lost", count=3) for at in moments]
+
+
+def _rename_steps(seed: int, shapes: list[str], duration: float) -> list[p.Step]:
+    """Draw renames of one resource, which is withdrawn at about the same time."""
+    random = Random(f"plan/{seed}/renames")
+    steps: list[p.Step] = []
+    if random.random() >= _RENAME_SHARE:
+        return steps
+    former, numbers = random.choice(shapes), iter(range(_FIRST_RENAME_NUMBER, 5_000))
+    for name in _NEW_NAMES[: random.choice((1, 1, 2))]:
+        at = round(random.uniform(2.0, duration), 3)
+        withdrawn_at = round(max(0.1, at + random.choice((0.0, 0.3, 2.0, -0.3, -2.0))), 3)
+        fields: Fields = {"color": random.choice(("Red", "Green"))}
+        number, withdrawal = next(numbers), next(numbers)
+        steps += [
+            p.Declare(at=at, number=number, shape=name, fields=fields, moved_from=former),
+            p.Withdraw(at=withdrawn_at, number=withdrawal, shape=former),
+        ]
+        if random.random() < 0.4:
+            follow_up = round(at + random.uniform(0.1, 8.0), 3)
+            steps.append(p.Withdraw(at=follow_up, number=next(numbers), shape=name))
+        former = random.choice((former, name))
+    return steps
 
 
 def _service_steps(dice: _Dice, shapes: list[str], number: int) -> list[p.Step]:

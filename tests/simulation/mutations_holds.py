@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from reconciler.resource import (
 from reconciler.resource.state import NEW
 from reconciler.resource.turn import NOTHING_NEW, CommandResult
 from reconciler.roles.decider import repository
+from reconciler.roles.decider.repository import Commit, ResourceRepository
 from reconciler.roles.objects.twins import Comparison, TwinDetector
 from reconciler.roles.observer.listing import ListingAssembler
 from reconciler.roles.projector.scrubber import Scrubber
@@ -252,6 +253,16 @@ def _a_withdrawn_configuration_gets_new_users(patch: Patch) -> None:
     patch.setattr(decide, "hold_for_withdrawn_config", hold_for_withdrawn_config)
 
 
+def _a_move_is_stored_in_two_batches(patch: Patch) -> None:
+    async def commit_together(self: ResourceRepository, commits: Sequence[Commit]) -> bool:
+        for each in commits:
+            if await self.commit([each]):
+                return False
+        return True
+
+    patch.setattr(ResourceRepository, "commit_together", commit_together)
+
+
 HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("data is not read before the call", _data_is_not_read_before_the_call),
     Mutation("newer data does not stop a call", _newer_data_does_not_stop_a_call),
@@ -280,4 +291,5 @@ HOLD_MUTATIONS: tuple[Mutation, ...] = (
     Mutation("damaged histories folded", _damaged_histories_folded),
     Mutation("users of a configuration ignored", _users_of_a_configuration_are_not_counted),
     Mutation("a withdrawn configuration gets new users", _a_withdrawn_configuration_gets_new_users),
+    Mutation("a move is stored in two batches", _a_move_is_stored_in_two_batches),
 )
