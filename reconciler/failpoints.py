@@ -56,6 +56,9 @@ class Failpoint(StrEnum):
     DECIDER_BATCH_HALF_SENT = "decider.batch_half_sent"
     """The server has all messages of an atomic batch except the one that commits it."""
 
+    DECIDER_MOVES = "decider.moves"
+    """The events are in the log, and the next steps of the resource's moves are not."""
+
     DECIDER_APPENDED = "decider.appended"
     """The events are in the log; timers, replies, rejections and dead letters were not sent."""
 

@@ -77,8 +77,10 @@ def declare(
         return refuse(state, command, "DependencyCycle", cycle)
     conflict = None
     if desired.spec is not None:
-        conflict = _explain_move(desired.spec, state, event) or _explain_redefinition(
-            desired.spec, context, event
+        conflict = (
+            _explain_move(desired.spec, state, event)
+            or _explain_takeover(desired.spec, state, event)
+            or _explain_redefinition(desired.spec, context, event)
         )
     if conflict is not None:
         return refuse(state, command, "Immutable", conflict)
@@ -273,6 +275,23 @@ def _explain_move(spec: Spec, state: ResourceState, event: SpecDeclared) -> str 
     return (
         f"the resource already owns object {spec.external_name!r} in {spec.provider_config!r}; "
         "withdraw it before you change its external name or ProviderConfig"
+    )
+
+
+def _explain_takeover(spec: Spec, state: ResourceState, event: SpecDeclared) -> str | None:
+    """Explain why a resource with an object takes over no other one; None if it need not.
+
+    The annotation stays in the manifest after the move.
+    """
+    if state.owned is None and state.actions.in_flight is None:
+        return None
+    name = event.annotations.get(MOVED_FROM_ANNOTATION)
+    if not event.moved_from or name == spec.annotations.get(MOVED_FROM_ANNOTATION):
+        return None
+    return (
+        f"annotation {MOVED_FROM_ANNOTATION} {name!r}: the resource still owns object "
+        f"{spec.external_name!r}, so it cannot take over another one; rename this resource first, "
+        "or remove the annotation"
     )
 
 

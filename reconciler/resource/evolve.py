@@ -322,8 +322,12 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case MoveExpected(moved_to):
             return replace(state, holds=replace(state.holds, moving_to=moved_to))
         case MoveEnded(resource):
-            if state.desired.moving_from == resource:
-                return replace(state, desired=replace(state.desired, moving_from=""))
+            desired = state.desired
+            if desired.moving_from == resource:
+                return replace(state, desired=replace(desired, moving_from=""))
+            if resource in desired.abandoned_moves:
+                rest = tuple(each for each in desired.abandoned_moves if each != resource)
+                return replace(state, desired=replace(desired, abandoned_moves=rest))
             return replace(state, holds=replace(state.holds, moving_to=""))
 
         # --- actions
@@ -520,6 +524,8 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
     """Start a generation, and reset the waits, inputs and approvals."""
     spec, desired, actions, holds = spec_of(data), state.desired, state.actions, state.holds
     owns_nothing = state.owned is None and actions.in_flight is None
+    moving_from = data.moved_from if owns_nothing else ""
+    abandoned = (*desired.abandoned_moves, desired.moving_from)
     digest = spec.digest
     older = [each for each in desired.contents if each != digest]
     # A declaration after a withdrawal starts over, because the row may since have been deleted.
@@ -550,7 +556,8 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
             else {name: desired.secrets[name] for name in data.secrets if name in desired.secrets},
             resolved=None,
             definition=data.definition,
-            moving_from=data.moved_from if owns_nothing else "",
+            moving_from=moving_from,
+            abandoned_moves=tuple(each for each in abandoned if each not in ("", moving_from)),
         ),
         moved_to="",
         # A new resource has no observation to clear.

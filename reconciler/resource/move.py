@@ -2,7 +2,7 @@
 
 The new resource waits while the former one is declared. After the former one is withdrawn and
 nothing else delays the end of its ownership, it releases the object and the new one claims it, in
-one batch.
+one batch. A resource that is renamed again before that passes the object on.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from events.log import MovedObject, MoveEnded, MoveExpected, OwnershipClaimed, OwnershipReleased
 from events.names import ResourceKey
-from reconciler.resource.next_step import MOVE_EXPECTED
+from reconciler.resource.next_step import MOVE_EXPECTED, passes_on
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from reconciler.resource.state import Owned, ResourceState
 
@@ -36,8 +36,9 @@ class MoveStep(NamedTuple):
 
 def moves_of(key: ResourceKey, state: ResourceState) -> Iterator[Move]:
     """Yield the moves that a resource takes part in, as the new or as the former resource."""
-    if state.desired.moving_from:
-        yield Move(ResourceKey.parse(state.desired.moving_from), key)
+    for each in (state.desired.moving_from, *state.desired.abandoned_moves):
+        if each:
+            yield Move(ResourceKey.parse(each), key)
     if state.holds.moving_to:
         yield Move(key, ResourceKey.parse(state.holds.moving_to))
 
@@ -51,10 +52,14 @@ def next_move_step(
     """
     former_name, new_name = str(move.former), str(move.new)
     is_noted = former.holds.moving_to == new_name
-    if not new.desired.takes_over(former_name):
+    if not _takes_over(new, former_name):
         reason = f"{new_name} no longer takes over the object"
-        return MoveStep(MoveEnded(new_name, reason) if is_noted else None)
-    if former.holds.moving_to and not is_noted and competing.desired.takes_over(former_name):
+        is_abandoned = former_name in new.desired.abandoned_moves
+        return MoveStep(
+            MoveEnded(new_name, reason) if is_noted else None,
+            MoveEnded(former_name, reason) if is_abandoned else None,
+        )
+    if former.holds.moving_to and not is_noted and _takes_over(competing, former_name):
         reason = f"{former.holds.moving_to} takes over the object of {former_name}"
         return MoveStep(new=MoveEnded(former_name, reason))
     owned, is_declared = former.owned, former.desired.is_declared
@@ -79,10 +84,17 @@ def next_move_step(
     )
 
 
+def _takes_over(state: ResourceState, former: str) -> bool:
+    """Return whether a resource takes over the object of another one, or passes it on."""
+    is_meant = state.desired.is_declared or passes_on(state)
+    return is_meant and state.desired.moving_from == former
+
+
 def _find_obstacle(former: ResourceState, new: ResourceState) -> str:
     """Return why there is nothing to move, or an empty string."""
     owned, is_declared = former.owned, former.desired.is_declared
-    if owned is None and former.actions.in_flight is None and not is_declared:
+    is_idle = former.actions.in_flight is None
+    if owned is None and is_idle and not is_declared and not passes_on(former):
         return "the former resource owns no object"
     spec = new.desired.spec
     if owned is not None and spec is not None and spec.provider_config != owned.provider_config:

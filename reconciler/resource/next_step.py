@@ -117,6 +117,11 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     # completion, even after a withdrawal or while the kind or configuration is missing.
     if state.actions.in_flight is not None:
         return _continue_action(state.actions.in_flight, state, context)
+    # Before the next: there is no object yet, but the end of the move decides what is left.
+    if passes_on(state) and state.owned is None:
+        former, new = desired.moving_from, state.holds.moving_to
+        message = f"waiting to take over the object of {former}, for {new}"
+        return Conclusion("Waiting", MOVE_EXPECTED, message)
     # Before the kind and the configuration: if nothing is left, neither is necessary.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
         return _conclude_nothing_left(state)
@@ -179,6 +184,13 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     if spec.policy.mode == "Absent":
         return _keep_absent(spec, situation)
     return _keep_present(spec, situation)
+
+
+def passes_on(state: ResourceState) -> bool:
+    """Return whether a withdrawn resource takes an object over for another one (ADR 0083)."""
+    desired, holds = state.desired, state.holds
+    is_awaited = bool(desired.moving_from and holds.moving_to)
+    return is_awaited and not (desired.is_declared or holds.release_forced)
 
 
 # --- prerequisites

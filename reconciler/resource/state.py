@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 49
+STATE_SCHEMA = 50
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -71,10 +71,9 @@ class Desired(msgspec.Struct, frozen=True, gc=False):
     # Resource whose object this one waits to take over. A withdrawal keeps the name, so that a
     # redelivered one still ends the move.
     moving_from: str = ""
-
-    def takes_over(self, former: str) -> bool:
-        """Whether the declaration takes over the object of a resource."""
-        return self.is_declared and self.moving_from == former
+    # Resources whose objects an earlier declaration waited to take over, until the end of the move
+    # is in the log.
+    abandoned_moves: tuple[str, ...] = ()
 
     @property
     def fields(self) -> Fields:

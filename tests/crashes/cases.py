@@ -84,7 +84,12 @@ OTHER_STEPS = (
     Failpoint.PROJECTOR_FOLDED,
     Failpoint.PROJECTOR_SAVED,
 )
-SEPARATE_STEPS = (Failpoint.INIT_STEP, Failpoint.RESTORE_STEP, Failpoint.DECIDER_DEAD_LETTERED)
+SEPARATE_STEPS = (
+    Failpoint.INIT_STEP,
+    Failpoint.RESTORE_STEP,
+    Failpoint.DECIDER_DEAD_LETTERED,
+    Failpoint.DECIDER_MOVES,
+)
 """Steps that belong to no operation; each has its own test."""
 
 _STEPS = [

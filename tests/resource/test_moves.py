@@ -18,6 +18,7 @@ from reconciler.resource.move import Move, moves_of, next_move_step
 from tests.resource.building import BLOCK, FOO, LOG_ID, Story, names
 
 BAR = ResourceKey("default", "Block", "Bar")
+BAZ = ResourceKey("default", "Block", "Baz")
 FIXED_LABELS = dataclasses.replace(BLOCK, immutable=(*BLOCK.immutable, LABELS))
 
 
@@ -37,9 +38,14 @@ class Rename:
 
     def step(self) -> tuple[list[str], list[str]]:
         """Take the next step, and return the types of the events of both resources."""
-        new = self.new.state
-        step = next_move_step(Move(FOO, BAR), self.former.state, new, new, LOG_ID)
-        return _record(self.former, step.former), _record(self.new, step.new)
+        return _step(self.former, self.new)
+
+
+def _step(former: Story, new: Story) -> tuple[list[str], list[str]]:
+    """Take the next step of a move, and return the types of the events of both resources."""
+    move = Move(former.key, new.key)
+    step = next_move_step(move, former.state, new.state, new.state, LOG_ID)
+    return _record(former, step.former), _record(new, step.new)
 
 
 def _record(story: Story, event: ResourceEvent | None) -> list[str]:
@@ -121,3 +127,68 @@ def test_the_first_of_two_new_names_takes_the_object_over():
     stale = Story(key=BAR).state
     step = next_move_step(Move(FOO, BAR), expected, rename.new.state, stale, LOG_ID)
     assert step.former == MoveExpected(str(BAR))
+
+
+def test_a_declaration_without_the_annotation_still_names_the_move_that_it_ends():
+    rename = Rename()
+    rename.step()
+    rename.former.withdraw()
+    rename.new.declare()
+    assert [*moves_of(BAR, rename.new.state)] == [Move(FOO, BAR)], "after a crash, too"
+    assert rename.step() == (["MoveEnded", "ActionDecided"], ["MoveEnded"])
+    assert [*moves_of(BAR, rename.new.state)] == []
+    assert rename.step() == ([], [])
+
+
+def test_a_resource_that_is_renamed_again_passes_the_object_on():
+    rename, last = Rename(), Story(key=BAZ)
+    last.declare(annotations={MOVED_FROM_ANNOTATION: "Bar"})
+    rename.step()
+    assert _step(rename.new, last) == (["MoveExpected"], [])
+    rename.new.withdraw()
+    assert rename.new.state.outcome is not None
+    assert rename.new.state.outcome.reason == "MoveExpected"
+    assert _step(rename.new, last) == ([], []), "Bar has no object yet"
+    assert rename.step() == ([], []), "Foo is declared"
+    rename.former.withdraw()
+    released, claimed = rename.step()
+    assert (released[0], claimed[0]) == ("OwnershipReleased", "OwnershipClaimed")
+    assert "ActionDecided" not in claimed, "the object is not deleted"
+    released, claimed = _step(rename.new, last)
+    assert (released[0], claimed[0]) == ("OwnershipReleased", "OwnershipClaimed")
+    assert last.state.owned is not None
+
+
+def test_the_object_is_deleted_if_no_resource_is_left_to_pass_it_on_to():
+    rename, last = Rename(), Story(key=BAZ)
+    last.declare(annotations={MOVED_FROM_ANNOTATION: "Bar"})
+    rename.step()
+    _step(rename.new, last)
+    rename.new.withdraw()
+    rename.former.withdraw()
+    last.withdraw()
+    assert _step(rename.new, last) == (["MoveEnded", "OutcomeRecorded"], [])
+    assert rename.step() == (["MoveEnded", "ActionDecided"], [])
+
+
+def test_a_resource_with_an_object_takes_over_no_other_one():
+    """Otherwise, it would keep its own, and the other one would be deleted."""
+    story = Story()
+    story.declare()
+    story.succeed()
+    assert story.declare(annotations={MOVED_FROM_ANNOTATION: "Bar"}) == []
+    [reply] = story.replies
+    assert reply is not None
+    assert (reply.accepted, reply.reason) == (False, "Immutable")
+    assert "still owns object 'Foo'" in reply.message
+
+
+def test_the_annotation_stays_in_the_manifest_after_the_move():
+    rename = Rename()
+    rename.step()
+    rename.former.withdraw()
+    rename.step()
+    rename.new.succeed()
+    annotations = {MOVED_FROM_ANNOTATION: "Foo"}
+    assert rename.new.declare({"type": "Square", "color": "Blue"}, annotations=annotations)
+    assert not rename.new.state.desired.moving_from

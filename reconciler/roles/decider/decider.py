@@ -501,17 +501,30 @@ class Decider:
             remaining = _remaining_work(remaining, done)
 
     async def _continue_moves(self, cause: _Decision) -> list[_Decision]:
-        """Take the next steps of the moves that a resource takes part in."""
+        """Take the next steps of the moves that a resource takes part in, and of their moves.
+
+        A resource that is renamed twice takes part in two moves, and each may wait for the other.
+        """
         key, done = cause.key, list[_Decision]()
-        moves = [*moves_of(key, cause.turn.state)]
-        # A declaration without the annotation ends the move, which only the previous state names.
-        moves += [each for each in moves_of(key, cause.base.state) if each not in moves]
-        for move in moves:
-            done += await self._continue_move(move, cause)
+        checked: set[Move] = set()
+        # The previous state names a move that the declaration has ended.
+        moves = [*moves_of(key, cause.turn.state), *moves_of(key, cause.base.state)]
+        if moves:
+            reach(Failpoint.DECIDER_MOVES)
+        while moves:
+            move = moves.pop(0)
+            if move in checked:
+                continue
+            turns, connected = await self._continue_move(move, cause)
+            done += turns
+            checked = {move} if turns else checked | {move}
+            moves += connected
         return done
 
-    async def _continue_move(self, move: Move, cause: _Decision) -> list[_Decision]:
-        """Take the next steps of a move.
+    async def _continue_move(
+        self, move: Move, cause: _Decision
+    ) -> tuple[list[_Decision], list[Move]]:
+        """Take the next steps of a move. Return them, and the moves of both resources.
 
         Each step may append to both resources, in one batch that is not split.
         """
@@ -520,7 +533,7 @@ class Decider:
         for _ in range(_MAX_MOVE_STEPS):
             resources = await self._repository.get_newest([move.former, move.new])
             if move.former not in resources or move.new not in resources:
-                return done  # a damaged history holds both resources
+                return done, []  # a damaged history holds both resources
             former, new = resources[move.former], resources[move.new]
             competing = new
             if former.state.holds.moving_to not in ("", str(move.new)):
@@ -537,12 +550,15 @@ class Decider:
                     turn = continue_turn(base.state, [event], command, context)
                     turns.append(_Decision(key, _Work([], []), base, turn))
             if not turns:
-                return done
+                return done, [
+                    *moves_of(move.former, former.state),
+                    *moves_of(move.new, new.state),
+                ]
             try:
                 is_stored = await self._repository.commit_together([each.commit for each in turns])
             except AppendRefusedError as error:
                 _logger.error("failed to store a move", resource=str(move.new), reason=str(error))
-                return done
+                return done, []
             done += turns if is_stored else ()
         raise RuntimeError(f"{move.new}: the move from {move.former} conflicts; retrying later")
 

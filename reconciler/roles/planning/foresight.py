@@ -300,16 +300,29 @@ class Foresight:
             self._apply_turn(resource, turn)
         for key, messages in work.items():
             if key in self.resources and messages:
-                for move in moves_of(key, self.resources[key].state):
-                    await self._continue_move(move, self._command(messages[-1]))
+                await self._continue_moves(key, self._command(messages[-1]))
 
-    async def _continue_move(self, move: Move, command: Command) -> None:
-        """Predict the steps of a move."""
+    async def _continue_moves(self, key: ResourceKey, command: Command) -> None:
+        """Predict the steps of the moves that a resource takes part in, and of their moves."""
+        moves = [*moves_of(key, self.resources[key].state)]
+        checked: set[Move] = set()
+        while moves:
+            move = moves.pop(0)
+            if move in checked:
+                continue
+            has_steps = await self._continue_move(move, command)
+            checked = {move} if has_steps else checked | {move}
+            known = [each for each in move if each in self.resources]
+            moves += [step for each in known for step in moves_of(each, self.resources[each].state)]
+
+    async def _continue_move(self, move: Move, command: Command) -> bool:
+        """Predict the steps of a move. Return whether it has any."""
+        has_steps = False
         for _ in range(MAX_ROUNDS):
             await self._load_resources(dict.fromkeys(move, ()))
             former, new = self.resources.get(move.former), self.resources.get(move.new)
             if former is None or new is None:
-                return
+                return has_steps
             competing = new.state
             if former.state.holds.moving_to not in ("", str(move.new)):
                 competitor = ResourceKey.parse(former.state.holds.moving_to)
@@ -322,7 +335,9 @@ class Foresight:
                     turn = continue_turn(resource.state, [event], command, context)
                     self._apply_turn(resource, turn)
             if step.former is None and step.new is None:
-                return
+                return has_steps
+            has_steps = True
+        return has_steps
 
     async def _load_resources(self, work: Mapping[ResourceKey, Sequence[IntakeData]]) -> None:
         """Load resources on first use, and the targets of new declarations."""
