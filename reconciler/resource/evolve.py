@@ -236,6 +236,8 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
 
         # --- observations and ownership
         case ExternalObserved() as data:
+            if data.object is None and state.moved_objects and not data.belongs_to:
+                state = replace(state, moved_objects={})  # a later object may have the same uid
             return _fold_observation(state, data, event)
         case AbsenceDoubted() as data:
             doubted = LossCount(data.missing, data.owned)
@@ -699,8 +701,10 @@ def _fold_moved_object(
     actions = replace(
         state.actions, effect_position=event.causationposition, effect_at=moved.written_at
     )
+    others = {uid: each for uid, each in state.moved_objects.items() if uid != data.uid}
     return replace(
         state,
+        moved_objects=others,
         desired=replace(state.desired, moving_from=""),
         owned=Owned(
             data.provider_config,
@@ -721,6 +725,7 @@ def _release_moved_object(
     state: ResourceState, data: OwnershipReleased, event: LogEvent
 ) -> ResourceState:
     """Own nothing: the object's later results belong to the resource that took it over."""
+    moved = state.moved_objects | ({data.uid: data.moved_to} if data.uid else {})
     return replace(
         state,
         owned=None,
@@ -732,6 +737,7 @@ def _release_moved_object(
         availability=Availability(),
         holds=replace(state.holds, moving_to=""),
         moved_to=data.moved_to,
+        moved_objects=dict([*moved.items()][-MAX_DISOWNED:]),
         cause=event.id,
     )
 

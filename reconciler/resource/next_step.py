@@ -321,6 +321,8 @@ def _claim_known_object(situation: Situation) -> OwnershipClaimed | None:
     known = state.observed
     if existing is None or existing.uid is None or known.belongs_to:
         return None
+    if existing.uid in state.moved_objects:
+        return None
     if existing.uid == known.lost_uid:
         return _claim(existing, "Returned", situation)
     if known.is_released:
@@ -569,9 +571,11 @@ def _claim_uncertain_creation(situation: Situation) -> OwnershipClaimed | Conclu
 
 def _report_other_owner(situation: Situation) -> Conclusion:
     """Report another resource's object, without names from another namespace."""
-    state = situation.state
-    owner_name = _name_other_owner(state.observed.belongs_to, situation)
-    what = "name" if state.observed.object is None else "object"
+    state, existing = situation.state, situation.comparison.existing
+    uid = "" if existing is None else existing.uid or ""
+    resource = state.observed.belongs_to or state.moved_objects.get(uid, "")
+    owner_name = _name_other_owner(resource, situation)
+    what = "name" if existing is None else "object"
     return Conclusion(
         "Conflict",
         "OwnedByAnother",
@@ -588,7 +592,8 @@ def _name_other_owner(resource: str, situation: Situation) -> str:
 def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> Step:
     """Claim an existing object that the log does not own, or wait, hold or report a conflict."""
     state, context = situation.state, situation.context
-    if state.observed.belongs_to:
+    # A moved object may still have this resource's label, and a read may not show its new owner.
+    if state.observed.belongs_to or existing.uid in state.moved_objects:
         return _report_other_owner(situation)
     # For a declared resource, a reference to it does not contradict the claim.
     evidence = replace(situation.evidence, referenced=False)

@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 50
+STATE_SCHEMA = 51
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -387,6 +387,8 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     outcome: OutcomeRecorded | None = None  # None while a newer change is in progress
     outcome_version: int = 0  # version of the event that recorded the newest outcome
     moved_to: str = ""  # resource that took the object over, until the next declaration
+    # Resources that took objects over, by uid, until an observation proves an absence.
+    moved_objects: dict[str, str] = {}
     cause: str = ""  # id of the event that would cause the next action
     api: ApiHealth = ApiHealth()  # for a ProviderConfig
 

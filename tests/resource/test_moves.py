@@ -80,6 +80,21 @@ def test_the_object_is_released_and_claimed_in_one_step():
     assert rename.former.state.owned is None
 
 
+def test_the_former_resource_does_not_adopt_the_object_that_it_handed_over():
+    """The object may still have its label, and a read does not show its new owner."""
+    rename = Rename()
+    rename.step()
+    rename.former.withdraw()
+    moved = rename.former.existing
+    rename.step()
+    rename.former.declare(policy={"adoption": "Adopt"})
+    rename.former.fail("Conflict", existing=moved)
+    assert rename.former.state.owned is None
+    assert rename.former.outcome == "Conflict"
+    rename.former.observe(None)
+    assert rename.former.state.actions.in_flight is not None, "its own object is created"
+
+
 def test_a_requested_read_ends_once_the_object_is_moved():
     rename = Rename()
     rename.step()
