@@ -375,6 +375,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 _set_observed(row, None)
                 row.unmanaged = row.total = None
                 row.doubted = False  # a requested read concerned the object
+                row.grace_seconds = 0.0
                 return
             if data.unconfirmed:
                 _remember_uncertain(row, data.external_name)
