@@ -118,6 +118,13 @@ def _former_resources(ledger: Ledger) -> set[ResourceKey]:
     }
 
 
+def _passes_on(resource: Resource) -> bool:
+    """Return whether a withdrawn resource waits to take an object over for another one."""
+    is_waiting = resource.outcome is not None and resource.outcome.reason == "MoveExpected"
+    is_renamed = resource.spec is not None and resource.spec.moved_from != ""
+    return is_waiting and is_renamed and resource.owned is None and not resource.is_declared
+
+
 def _held_objects(ledger: Ledger) -> list[ExternalObject]:
     """Return the objects that a held resource owns; another resource may declare their names."""
     held = [each.owned for each in ledger.resources.values() if is_held(ledger, each)]
@@ -169,6 +176,8 @@ def _is_explained(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> boo
         return resource.policy.mode == "CreateOnly"
     if resource.outcome is not None and resource.outcome.reason == "MoveExpected":
         former = ledger.resource(ResourceKey.parse(spec.moved_from))
+        while _passes_on(former) and former.spec is not None:
+            former = ledger.resource(ResourceKey.parse(former.spec.moved_from))
         is_damaged = former.key in ledger.history.damaged
         return is_damaged or former.is_declared or is_held(ledger, former)
     truth = ledger.history.truth

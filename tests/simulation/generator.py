@@ -245,7 +245,7 @@ def _lost_timer_steps(seed: int, traits: p.ApiTraits, duration: float) -> list[p
 
 def _rename_steps(seed: int, shapes: list[str], duration: float) -> list[p.Step]:
     """Draw renames of one resource, which is withdrawn at about the same time."""
-    random = Random(f"plan/{seed}/renames")
+    random, end = Random(f"plan/{seed}/renames"), Random(f"plan/{seed}/renames/end")
     steps: list[p.Step] = []
     if random.random() >= _RENAME_SHARE:
         return steps
@@ -262,6 +262,10 @@ def _rename_steps(seed: int, shapes: list[str], duration: float) -> list[p.Step]
         if random.random() < 0.4:
             follow_up = round(at + random.uniform(0.1, 8.0), 3)
             steps.append(p.Withdraw(at=follow_up, number=next(numbers), shape=name))
+        if end.random() < 0.25:  # no longer renamed
+            follow_up = round(at + end.uniform(0.1, 3.0), 3)
+            number = next(numbers)
+            steps.append(p.Declare(at=follow_up, number=number, shape=name, fields=fields))
         former = random.choice((former, name))
     return steps
 
