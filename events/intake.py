@@ -155,6 +155,13 @@ class Approved(_Intake, frozen=True):
     plan: Annotated[
         str, description("Digest of the plan that is approved or rejected, for the Approval hold.")
     ] = ""
+    generation: Annotated[
+        int,
+        description(
+            "Generation of the declaration whose hold is approved; 0 for any. If the resource has "
+            "a newer one, the decider rejects the message."
+        ),
+    ] = 0
 
 
 OnWithdrawal = Literal["Keep", "Release", "Ignore"]

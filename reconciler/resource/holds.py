@@ -157,6 +157,12 @@ def approve(data: Approved, command: Command, state: ResourceState) -> CommandRe
     if hold is None or hold != data.hold or not hold.is_approvable:
         message = f"the resource is not held by {data.hold!r}{_describe_current_state(state)}"
         return refuse(state, command, "NotHeld", message)
+    if data.generation not in (0, state.desired.generation):
+        message = (
+            f"the resource was declared again: generation {data.generation} is approved, but "
+            f"generation {state.desired.generation} is held; read its message, and approve it"
+        )
+        return refuse(state, command, "Outdated", message)
     if data.decision == "Abandon" and hold != Hold.UNKNOWN_RESULT:
         return refuse(
             state,

@@ -555,6 +555,8 @@ def _settle_ownership(
         if find_owner_namespace(situation.state, situation.context):
             return _report_other_owner(situation)
         return _claim_uncertain_creation(situation)
+    if situation.state.observed.belongs_to:
+        return _report_second_owner(situation)
     # Writing our label over another owner's label could start contention.
     return _report_dispute(existing, situation) if situation.verdict.owner == "disputed" else None
 
@@ -581,6 +583,13 @@ def _report_other_owner(situation: Situation) -> Conclusion:
         "OwnedByAnother",
         f"the {what} belongs to {owner_name}; use another external name",
     )
+
+
+def _report_second_owner(situation: Situation) -> Conclusion:
+    """Report that another resource also owns the object. Neither of them writes to it."""
+    owner_name = _name_other_owner(situation.state.observed.belongs_to, situation)
+    message = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
+    return Conclusion("Disputed", "OwnedByAnother", message)
 
 
 def _name_other_owner(resource: str, situation: Situation) -> str:
@@ -954,11 +963,8 @@ def _delete(situation: Situation) -> Step:
     """Return the deletion of the owned object, or the step that comes before it."""
     state, context = situation.state, situation.context
     # First: no wait or approval permits the deletion of another resource's object.
-    belongs_to = state.observed.belongs_to
-    if belongs_to:
-        owner_name = _name_other_owner(belongs_to, situation)
-        message = f"the object also belongs to {owner_name}; Reconciler leaves it unchanged"
-        return Conclusion("Disputed", "OwnedByAnother", message)
+    if state.observed.belongs_to:
+        return _report_second_owner(situation)
     if situation.comparison.existing is not None and situation.verdict.owner == "disputed":
         return _report_dispute(situation.comparison.existing, situation)
     # Checked again, because mode Absent reaches this point without a withdrawal.

@@ -28,10 +28,6 @@ def replacement(spec: Spec, existing: ExternalObject, situation: Situation) -> S
     the creation.
     """
     state, context = situation.state, situation.context
-    if state.observed.belongs_to:
-        return Conclusion(
-            "Disputed", "OwnedByAnother", f"the object also belongs to {state.observed.belongs_to}"
-        )
     hold = _hold_for_loss_by_replacement(existing, situation)
     if hold is not None:
         return hold

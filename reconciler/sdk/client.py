@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Seque
 from contextlib import aclosing
 from datetime import UTC, datetime
 from functools import partial
-from itertools import zip_longest
+from itertools import chain, repeat, zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
@@ -249,13 +249,20 @@ class Client:
         hold: str,
         decision: ApprovalDecision = "Proceed",
         reason: str = "",
+        generations: Sequence[int] | None = None,
         timeout_seconds: float = 30.0,
     ) -> list[Reply | DeclarationRefusedError]:
         """Approve or reject resources that are held by ``hold``, the reason in their outcome.
 
-        Returns and raises the same as ``declare_many``.
+        ``generations``: the approved generation of each resource. If a resource has a newer one by
+        then, the approval is refused (``Outdated``). Returns and raises the same as
+        ``declare_many``.
         """
-        messages = [approval(resource, hold, decision, reason) for resource in resources]
+        known = chain(generations or (), repeat(0))
+        messages = [
+            approval(resource, hold, decision, reason, generation=generation)
+            for resource, generation in zip(resources, known, strict=False)
+        ]
         return await self._request(messages, timeout_seconds)
 
     async def decide_plans(

@@ -80,9 +80,10 @@ def approval(
     decision: ApprovalDecision,
     reason: str,
     plan: str = "",
+    generation: int = 0,
 ) -> IntakeMessageOut:
     """Return the message that approves or rejects a hold; raises ``InvalidNameError``."""
-    return _message("approval", resource, Approved(hold, decision, reason, plan))
+    return _message("approval", resource, Approved(hold, decision, reason, plan, generation))
 
 
 def forced_release(resource: ResourceKey | str, reason: str, *, orphan: bool) -> IntakeMessageOut:

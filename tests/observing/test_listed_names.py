@@ -11,6 +11,7 @@ from events.intake import ListingBegan
 from events.provider_config import ProviderConfigSpec
 from projections.name_owners import NameOwners, owned_names
 from projections.status import StatusRow
+from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 
 CONFIG = ProviderConfigSpec("shapes", "http://shapes")
@@ -33,6 +34,15 @@ def row(namespace: str, **more: Any) -> StatusRow:
         external_name="foo",
         **more,
     )
+
+
+async def find_owners(*rows: StatusRow, shows_owners: bool) -> dict[str, str | None]:
+    """Return which resources learn of an unlabeled object, with its other owner."""
+    began = ListingBegan("default", "Shape", 5)
+    listing = ListingAssembler(began, None, shows_owners=shows_owners)
+    by_name = {str(each.key): each for each in rows}
+    findings = await compare_listing(listing, {"foo": FOO}, by_name, CONFIG, "log")
+    return {key.namespace: each.belongs_to for key, each in findings.observed}
 
 
 async def find_absences(*rows: StatusRow, unique_names: bool = True) -> dict[str, str | None]:
@@ -77,3 +87,21 @@ async def test_a_declared_name_belongs_to_the_resource_whose_object_has_a_second
 async def test_names_that_are_not_unique_have_no_owner() -> None:
     losing = row("owner", reserves_name=True)
     assert await find_absences(losing, row("other"), unique_names=False) == {}
+
+
+@pytest.mark.parametrize("shows_owners", [True, False], ids=["labels", "no labels"])
+async def test_the_result_of_a_creation_in_flight_is_adopted_by_no_other(
+    shows_owners: bool,
+) -> None:
+    """The call has stored the object, and its response is late, lost or held for an operator."""
+    creating = row("owner", action_id="a1", operation="Create", pending_name="foo")
+    adopting = row("other", reason=AWAITING_READ)
+    owners = await find_owners(creating, adopting, shows_owners=shows_owners)
+    assert owners == {"other": "" if shows_owners else OWNER}
+
+
+async def test_of_two_resources_that_wait_to_adopt_an_object_the_first_one_does() -> None:
+    first = row("owner", reason=AWAITING_READ, position=1)
+    second = row("another", reason=AWAITING_READ, position=2)
+    owners = await find_owners(first, second, shows_owners=False)
+    assert owners == {"owner": "", "another": OWNER}

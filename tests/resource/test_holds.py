@@ -47,6 +47,7 @@ from tests.resource.building import (
     owned_labels,
     repaint,
 )
+from tests.resource.test_replacement import CIRCLE, IN_PLACE, SQUARE
 from tests.resource.test_wrong_uids import BY_ID
 
 INVOICE = FinalizerRequested("billing/invoice")
@@ -89,6 +90,21 @@ def test_a_finalizer_is_removed_by_its_holder_or_by_force():
     assert removed == FinalizerRemoved("billing/invoice", True, "done")
     assert story.log[-2].actor == "ann"
     assert story.action.operation == "Delete"
+
+
+def test_an_approval_covers_only_the_declaration_that_the_operator_saw():
+    story = Story(kind=IN_PLACE)
+    story.declare(CIRCLE, policy={"adoption": "Adopt"})
+    story.fail("Conflict", existing=api_object(SQUARE, uid="theirs"))
+    assert (story.outcome, story.reason) == ("Held", "Adoption")
+    seen = story.state.desired.generation
+    story.declare({**CIRCLE, "color": "Blue"}, policy={"adoption": "Adopt"})
+    assert (story.outcome, story.reason) == ("Held", "Adoption")
+    assert story.turn(Approved("Adoption", generation=seen)) == []
+    assert story.reply.reason == "Outdated"
+    assert "declared again" in story.reply.message
+    events = story.turn(Approved("Adoption", generation=seen + 1))
+    assert only(OwnershipClaimed, events).uid == "theirs"
 
 
 def test_a_finalizer_also_blocks_a_release():

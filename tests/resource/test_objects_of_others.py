@@ -234,6 +234,16 @@ def test_an_object_that_belongs_to_two_resources_is_not_deleted_by_either():
     )
 
 
+def test_an_object_that_belongs_to_two_resources_is_not_written_by_either():
+    story = converged_story({"color": "Red"})
+    story.observe(story.existing, belongs_to=ANOTHER)
+    assert not every(ActionDecided, story.declare({"color": "Blue"}))
+    assert (story.outcome, story.reason) == ("Disputed", "OwnedByAnother")
+    assert "team" not in story.outcome_message
+    events = story.observe(story.existing, belongs_to="")
+    assert only(ActionDecided, events).action.operation == "Update"
+
+
 # --- a write that finds another object in place of ours
 
 

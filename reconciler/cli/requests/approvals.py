@@ -42,6 +42,7 @@ def approve(
     *names: Names,
     hold: HoldName | None = None,
     plan: str = "",
+    generation: int = 0,
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
     abandon: bool = False,
@@ -55,8 +56,9 @@ def approve(
 
     The hold is the reason that `get` shows for the outcome Held. An approval
     ends one occurrence of a hold. For the hold Approval, it covers one plan: if
-    the plan changes first, the decider refuses the approval. The log keeps the
-    approval with your name and reason.
+    the plan changes first, the decider refuses the approval. With --generation,
+    the same holds for the declaration: use it for a resource that another team
+    declares. The log keeps the approval with your name and reason.
 
     For example:
 
@@ -64,6 +66,7 @@ def approve(
         reconciler approve Shape foo --plan 41162a45fb69 --reason "CHG-1234"
         reconciler approve --all --hold Approval --config billing
         reconciler approve Shape foo --hold DeletionGuard
+        reconciler approve Shape foo --hold Adoption --generation 3
         reconciler approve --all --hold LossGuard --config billing
         reconciler approve Shape foo --hold UnknownResult --abandon
         reconciler approve system/ProviderConfig/billing --hold Twin
@@ -76,6 +79,8 @@ def approve(
     plan
         For the hold Approval: the plan to approve, as `get` shows it. Default: the plan that is
         currently waiting.
+    generation
+        Approve only if this is still the generation of the declaration, which `get` shows.
     all
         Instead of naming resources: approve the actions of all resources with this hold.
     config
@@ -92,16 +97,26 @@ def approve(
     if plan and hold not in (None, Hold.APPROVAL):
         raise UsageError(f"--plan: allowed only with --hold Approval, not with {hold}")
     keys = _select_named(connection, words, "approve", namespace)
+    if generation and (len(keys) != 1 or hold in (None, Hold.APPROVAL)):
+        raise UsageError("--generation: requires exactly one resource, and a hold with no plan")
     if hold in (None, Hold.APPROVAL):
         plans = run_async(_read_plans(connection, keys, _check_plan(plan, keys), namespace, config))
         return _decide(connection, plans, reason, timeout, output, approve=True)
     decision: ApprovalDecision = "Abandon" if abandon else "Proceed"
-    keys = keys or [row.key for row in run_async(_find_held(connection, hold, namespace, config))]
+    generations = [generation] * len(keys)
+    if not keys:
+        held = run_async(_find_held(connection, hold, namespace, config))
+        keys, generations = [row.key for row in held], [row.generation for row in held]
     return request(
         connection,
         keys,
         lambda client: client.approve_many(
-            keys, hold=hold, decision=decision, reason=reason, timeout_seconds=timeout
+            keys,
+            hold=hold,
+            decision=decision,
+            reason=reason,
+            generations=generations,
+            timeout_seconds=timeout,
         ),
         output=output,
         done=_confirmation(hold, abandon=abandon),

@@ -53,7 +53,8 @@ class ListingAssembler:
 
     ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
     another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
-    objects may have the same name. ``has_unknown_names``: objects with unknown names exist, so the
+    objects may have the same name. If ``shows_owners`` is false, objects have no owner labels.
+    ``has_unknown_names``: objects with unknown names exist, so the
     listing does not prove absence.
     """
 
@@ -64,8 +65,10 @@ class ListingAssembler:
         began_monotonic: float | None = None,
         *,
         unique_names: bool = True,
+        shows_owners: bool = True,
     ) -> None:
         self.unique_names = unique_names
+        self.shows_owners = shows_owners
         self.began = began
         self.began_at = began_at
         self.began_monotonic = began_monotonic
@@ -589,14 +592,23 @@ def _find_other_owner(
 
     An owner comes first, then a resource that declares the object if this one does not. While a
     resource waits to claim an undeclared object, no other may adopt it, because each would yield to
-    the other. Where names are unique, the owner of a name owns it without an object, too.
+    the other. Of several resources that wait to adopt it, the first to wait does. Without owner
+    labels, it may be the result of a creation that has not ended. Where names are unique, the owner
+    of a name owns it without an object, too.
     """
     others = [each for each in rows if each is not row]
     if not _has_claim(row):
         return min((str(each.key) for each in others if _has_claim(each)), default="")
     if row.owned:
         return min((str(each.key) for each in others if each.owned), default="")
-    claimants = (each for each in others if each.owned or _is_about_to_claim(each))
+    claimants = (
+        each
+        for each in others
+        if each.owned
+        or _is_about_to_claim(each)
+        or _adopts_before(each, row)
+        or (each.operation == "Create" and not listing.shows_owners)
+    )
     claimant = min((str(each.key) for each in claimants), default="")
     if claimant or row.reserves_name or not listing.unique_names:
         return claimant
@@ -606,6 +618,12 @@ def _find_other_owner(
 
 def _has_claim(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
+
+
+def _adopts_before(other: StatusRow, row: StatusRow) -> bool:
+    """Return whether another declared resource has waited longer for a read before it adopts."""
+    is_waiting = other.reason == row.reason == AWAITING_READ
+    return is_waiting and other.declared and not other.owned and other.position < row.position
 
 
 def _is_about_to_claim(row: StatusRow) -> bool:
