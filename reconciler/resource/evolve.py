@@ -730,7 +730,10 @@ def _release_moved_object(
         state,
         owned=None,
         observed=Observation(
-            position=event.causationposition, is_released=True, released_uid=data.uid
+            provider_config=data.provider_config,
+            position=event.causationposition,
+            is_released=True,
+            released_uid=data.uid,
         ),
         renewal=None,
         progress=None,

@@ -274,7 +274,9 @@ def _after_lookup(
         purpose=action.purpose,
     )
     finding = judge_lookup(action, data.object, context)
-    if data.labeled_uids or _is_replaced_object(action, data.object, state):
+    if _is_handed_over(data.object, state):
+        finding = "Another"
+    elif data.labeled_uids or _is_replaced_object(action, data.object, state):
         # the lookup may have found the old object, which has the same name or label
         finding = "Unclear"
     match finding:
@@ -305,6 +307,11 @@ def _after_lookup(
             return _build_found_success(data, action, finding)
         case _:
             assert_never(finding)
+
+
+def _is_handed_over(existing: ExternalObject | None, state: ResourceState) -> bool:
+    """Return whether another resource has taken the object over. It may still have our label."""
+    return existing is not None and existing.uid in state.moved_objects
 
 
 def _is_replaced_object(
@@ -351,6 +358,8 @@ def _after_failure(
         return replace(failed, error=replace(error, error_class="Unknown"))
     uncertain = flight.effect.may_exist or state.actions.uncertain_create or may_be_done
     finding = judge_conflict(action, data.object, context, uncertain=uncertain)
+    if _is_handed_over(data.object, state):
+        finding = "Another"
     if finding == "Unclear":
         return _hold_unless_claimed(failed, flight, state, context)
     if finding in ("Label", "Key", "Content"):

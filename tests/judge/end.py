@@ -162,6 +162,8 @@ def _waits_in_vain(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bo
     existing = _object_of(ledger, resource)
     if existing is not None and existing.uid not in ledger.ours:
         return False
+    if spec.external_name in {key.name for key in ledger.history.damaged}:
+        return False  # its last known state stays until an operator repairs the history
     return not has_rival(ledger, resource)
 
 
@@ -225,6 +227,9 @@ def _is_leaked(ledger: Ledger, resource: Resource, existing: ExternalObject | No
     excuses |= set() if ledger.history.is_final else {"Held", "Paused", "Failed"}
     if existing is None or resource.outcome_name in excuses:
         return False
+    label = existing.labels.get(OWNER_LABEL)
+    if has_rival(ledger, resource) and label != owner_labels(ledger, resource).get(OWNER_LABEL):
+        return False  # the object of the other resource with this name
     is_ours = existing.uid in ledger.ours
     if resource.is_declared:
         is_meant = is_ours or ledger.history.promises.unique_names

@@ -188,6 +188,7 @@ class Ledger:
         self.released: set[str] = set()
         self.given_up: set[str] = set()
         """Actions that a person abandoned along with their objects."""
+        self.adopted_twice: set[str] = set()
         self.moving: dict[ResourceKey, str] = {}
         """Former owners of released objects that the new owners have not claimed yet."""
         self.late: set[str] = set()

@@ -102,8 +102,20 @@ def no_last_owner(ledger: Ledger) -> Iterator[Breach]:
 
 @on(OwnershipClaimed)
 def second_owner(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
-    """No object has two owners (invariant 7)."""
+    """No object has two owners (invariant 7).
+
+    If two resources adopt it at the same time, the first label decides: the other one is disputed.
+    """
     uid, key = context.data.uid, context.event.key
+    is_adopted = context.data.reason in ("Adopted", "ExclusiveScope", "Label", "Prefix")
+    is_ours = uid in context.ledger.creation_keys
+    if is_adopted and context.ledger.history.promises.labels and not is_ours:
+        is_second = any(
+            each.owned is not None and each.owned.uid == uid and each.key != key
+            for each in context.ledger.resources.values()
+        )
+        context.ledger.adopted_twice |= {uid} if is_second and uid is not None else set()
+        return
     for each in context.ledger.resources.values():
         owns = each.owned is not None and each.owned.uid == uid
         if uid is not None and owns and each.key != key and each.key.kind == key.kind:
@@ -147,9 +159,12 @@ def second_object(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
 
 @on(ActionDecided)
 def deletion_of_anothers_object(context: JudgedEvent[ActionDecided]) -> Iterator[str]:
-    """No resource decides to delete an object that another one owns and keeps (invariant 7)."""
+    """No resource decides to delete an object that another one owns and keeps (invariant 7).
+
+    Not judged: an object that two resources adopted at the same time, before one labels it.
+    """
     action = context.data.action
-    if action.operation != "Delete" or action.uid is None:
+    if action.operation != "Delete" or action.uid in (None, *context.ledger.adopted_twice):
         return
     for other_resource in context.ledger.resources.values():
         is_owner = other_resource.owned is not None and other_resource.owned.uid == action.uid
@@ -189,6 +204,8 @@ def misattributed_deletion(context: JudgedEvent[DriftDetected]) -> Iterator[str]
     """A deletion of our own is never recorded as a change by another client (invariant 13)."""
     uid = None if context.resource.owned is None else context.resource.owned.uid
     if uid is None or not context.data.missing or context.data.suspected_action:
+        return
+    if uid in context.ledger.adopted_twice:
         return
     for effect in context.ledger.effects:
         if effect.key is not None and (effect.operation, effect.uid) == ("Delete", uid):

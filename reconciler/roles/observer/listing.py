@@ -316,13 +316,15 @@ async def _find_missing(
                     if names_by_uid is None:  # most listings miss no object
                         names_by_uid = {each.uid: each.name for each in objects.values()}
                     found_as = names_by_uid.get(missing_uid, "")
-                is_first_observation = row.reason == AWAITING_LISTING
+                is_awaited = row.reason == AWAITING_LISTING or (
+                    row.owned and row.reason == AWAITING_READ
+                )
                 is_found = row.hold == Hold.DATA_MISSING and row.found_as != found_as
                 is_known = row.observed_digest and not is_outside
                 other_owner = find_other_owner(row, matches)
                 is_waiting = row.declared and not row.owned
                 has_new_owner = is_waiting and row.belongs_to != other_owner
-                is_expected = is_first_observation or is_known or is_found or has_new_owner
+                is_expected = is_awaited or is_known or is_found or has_new_owner
                 if listing.row_key(row) != object_key or not is_expected or row.action_id:
                     continue
                 if row.key in creators and not row.owned:
@@ -590,9 +592,9 @@ def _find_other_owner(
 ) -> str:
     """Return another resource that owns or claims this row's object, or "".
 
-    An owner comes first, then a resource that declares the object if this one does not. While a
-    resource waits to claim an undeclared object, no other may adopt it, because each would yield to
-    the other. Of several resources that wait to adopt it, the first to wait does. Without owner
+    The first owner precedes, then a resource that declares the object if this one does not. While
+    a resource waits to claim an undeclared object, no other may adopt it, because each would yield
+    to the other. Of several resources that wait to adopt it, the first to wait does. Without owner
     labels, it may be the result of a creation that has not ended. Where names are unique, the owner
     of a name owns it without an object, too.
     """
@@ -600,7 +602,8 @@ def _find_other_owner(
     if not _has_claim(row):
         return min((str(each.key) for each in others if _has_claim(each)), default="")
     if row.owned:
-        return min((str(each.key) for each in others if each.owned), default="")
+        earlier = (each for each in others if each.owned and _owns_longer(each, row))
+        return min((str(each.key) for each in earlier), default="")
     claimants = (
         each
         for each in others
@@ -618,6 +621,13 @@ def _find_other_owner(
 
 def _has_claim(row: StatusRow) -> bool:
     return row.declared or row.owned or row.action_id != ""
+
+
+def _owns_longer(other: StatusRow, row: StatusRow) -> bool:
+    """Return whether another resource adopted the object first. The second one must not write."""
+    if other.owned_since is None or row.owned_since is None or other.owned_since == row.owned_since:
+        return str(other.key) < str(row.key)
+    return other.owned_since < row.owned_since
 
 
 def _adopts_before(other: StatusRow, row: StatusRow) -> bool:
