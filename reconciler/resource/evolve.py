@@ -324,7 +324,7 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case MoveExpected(moved_to):
             return replace(state, holds=replace(state.holds, moving_to=moved_to))
         case MoveEnded(resource):
-            desired = state.desired
+            state, desired = replace(state, last_move=resource), state.desired
             if desired.moving_from == resource:
                 return replace(state, desired=replace(desired, moving_from=""))
             if resource in desired.abandoned_moves:
@@ -705,6 +705,7 @@ def _fold_moved_object(
     return replace(
         state,
         moved_objects=others,
+        last_move=moved.moved_from,
         desired=replace(state.desired, moving_from=""),
         owned=Owned(
             data.provider_config,
@@ -741,6 +742,7 @@ def _release_moved_object(
         holds=replace(state.holds, moving_to=""),
         moved_to=data.moved_to,
         moved_objects=dict([*moved.items()][-MAX_DISOWNED:]),
+        last_move=data.moved_to,
         cause=event.id,
     )
 

@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 51
+STATE_SCHEMA = 52
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -389,6 +389,7 @@ class ResourceState(msgspec.Struct, frozen=True, gc=False):
     moved_to: str = ""  # resource that took the object over, until the next declaration
     # Resources that took objects over, by uid, until an observation proves an absence.
     moved_objects: dict[str, str] = {}
+    last_move: str = ""  # the other resource of the move that ended last
     cause: str = ""  # id of the event that would cause the next action
     api: ApiHealth = ApiHealth()  # for a ProviderConfig
 

@@ -106,20 +106,20 @@ def second_owner(context: JudgedEvent[OwnershipClaimed]) -> Iterator[str]:
 
     If two resources adopt it at the same time, the first label decides: the other one is disputed.
     """
-    uid, key = context.data.uid, context.event.key
+    uid, key, ledger = context.data.uid, context.event.key, context.ledger
+    others = [
+        each
+        for each in ledger.resources.values()
+        if uid is not None and each.owned is not None and each.owned.uid == uid
+        if each.key != key and each.key.kind == key.kind
+    ]
     is_adopted = context.data.reason in ("Adopted", "ExclusiveScope", "Label", "Prefix")
-    is_ours = uid in context.ledger.creation_keys
-    if is_adopted and context.ledger.history.promises.labels and not is_ours:
-        is_second = any(
-            each.owned is not None and each.owned.uid == uid and each.key != key
-            for each in context.ledger.resources.values()
-        )
-        context.ledger.adopted_twice |= {uid} if is_second and uid is not None else set()
-        return
-    for each in context.ledger.resources.values():
-        owns = each.owned is not None and each.owned.uid == uid
-        if uid is not None and owns and each.key != key and each.key.kind == key.kind:
-            yield f"{each.key} also owns {uid}"
+    if others and uid is not None and is_adopted and ledger.history.promises.labels:
+        creation = ledger.action_of(ledger.creation_keys.get(uid))
+        others = [each for each in others if creation is not None and creation.key == each.key]
+        ledger.adopted_twice |= set() if others else {uid}
+    for each in others:
+        yield f"{each.key} also owns {uid}"
 
 
 def _has_created(ledger: Ledger, resource: Resource, name: str) -> bool:

@@ -36,10 +36,10 @@ def row(namespace: str, **more: Any) -> StatusRow:
     )
 
 
-async def find_owners(*rows: StatusRow, shows_owners: bool) -> dict[str, str | None]:
+async def find_owners(*rows: StatusRow) -> dict[str, str | None]:
     """Return which resources learn of an unlabeled object, with its other owner."""
     began = ListingBegan("default", "Shape", 5)
-    listing = ListingAssembler(began, None, shows_owners=shows_owners)
+    listing = ListingAssembler(began, None)
     by_name = {str(each.key): each for each in rows}
     findings = await compare_listing(listing, {"foo": FOO}, by_name, CONFIG, "log")
     return {key.namespace: each.belongs_to for key, each in findings.observed}
@@ -89,19 +89,14 @@ async def test_names_that_are_not_unique_have_no_owner() -> None:
     assert await find_absences(losing, row("other"), unique_names=False) == {}
 
 
-@pytest.mark.parametrize("shows_owners", [True, False], ids=["labels", "no labels"])
-async def test_the_result_of_a_creation_in_flight_is_adopted_by_no_other(
-    shows_owners: bool,
-) -> None:
+async def test_the_result_of_a_creation_in_flight_is_adopted_by_no_other() -> None:
     """The call has stored the object, and its response is late, lost or held for an operator."""
     creating = row("owner", action_id="a1", operation="Create", pending_name="foo")
-    adopting = row("other", reason=AWAITING_READ)
-    owners = await find_owners(creating, adopting, shows_owners=shows_owners)
-    assert owners == {"other": "" if shows_owners else OWNER}
+    assert await find_owners(creating, row("other", reason=AWAITING_READ)) == {"other": OWNER}
 
 
 async def test_of_two_resources_that_wait_to_adopt_an_object_the_first_one_does() -> None:
     first = row("owner", reason=AWAITING_READ, position=1)
     second = row("another", reason=AWAITING_READ, position=2)
-    owners = await find_owners(first, second, shows_owners=False)
+    owners = await find_owners(first, second)
     assert owners == {"owner": "", "another": OWNER}

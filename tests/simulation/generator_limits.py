@@ -24,14 +24,15 @@ def draw_limits(
     ``busy`` has the times of declarations: a stream that fills up then accepts only some of them.
 
     Messages to a damaged resource are retried for half a minute and occupy their slots meanwhile:
-    if there are few slots, its whole partition waits.
+    if there are few slots, its whole partition waits. Its action counts for a minute.
     """
     random = Random(f"limits/{seed}")
+    max_actions = Random(f"actions/{seed}").choice((1, 2, MAX_ACTIONS))
     limits = p.Limits(
         max_ack_pending=random.choice((20 if is_damaged else 3, 20, 20, 2_000)),
         max_actions_pending=random.choice((3, 20, 4_096)),
         rows_per_save=random.choice((1, 3, 3, 900)),
-        max_actions=Random(f"actions/{seed}").choice((1, 2, MAX_ACTIONS)),
+        max_actions=MAX_ACTIONS if is_damaged else max_actions,
     )
     steps: list[p.Step] = []
     if random.random() < 0.25:

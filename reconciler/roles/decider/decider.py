@@ -509,6 +509,12 @@ class Decider:
         checked: set[Move] = set()
         # The previous state names a move that the declaration has ended.
         moves = [*moves_of(key, cause.turn.state), *moves_of(key, cause.base.state)]
+        last_move = cause.turn.state.last_move
+        if last_move and any(each.delivered > 1 for each in cause.work.deliveries):
+            # Before a crash, it may have ended without the moves of the other resource.
+            other = ResourceKey.parse(last_move)
+            known = await self._repository.get_newest([other])
+            moves += moves_of(other, known[other].state) if other in known else ()
         if moves:
             reach(Failpoint.DECIDER_MOVES)
         while moves:

@@ -119,7 +119,6 @@ class ForeignListings:
             part,
             delivery.stored_at,
             unique_names=capabilities is None or capabilities.deterministic_names,
-            shows_owners=capabilities is None or capabilities.labels,
         )
         self._close(subject)
         self._open[subject] = _OpenListing(self._clock(), listing, delivery)

@@ -53,8 +53,7 @@ class ListingAssembler:
 
     ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
     another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
-    objects may have the same name. If ``shows_owners`` is false, objects have no owner labels.
-    ``has_unknown_names``: objects with unknown names exist, so the
+    objects may have the same name. ``has_unknown_names``: objects with unknown names exist, so the
     listing does not prove absence.
     """
 
@@ -65,10 +64,8 @@ class ListingAssembler:
         began_monotonic: float | None = None,
         *,
         unique_names: bool = True,
-        shows_owners: bool = True,
     ) -> None:
         self.unique_names = unique_names
-        self.shows_owners = shows_owners
         self.began = began
         self.began_at = began_at
         self.began_monotonic = began_monotonic
@@ -594,9 +591,9 @@ def _find_other_owner(
 
     The first owner precedes, then a resource that declares the object if this one does not. While
     a resource waits to claim an undeclared object, no other may adopt it, because each would yield
-    to the other. Of several resources that wait to adopt it, the first to wait does. Without owner
-    labels, it may be the result of a creation that has not ended. Where names are unique, the owner
-    of a name owns it without an object, too.
+    to the other. Of several resources that wait to adopt it, the first to wait does. It may also be
+    the result of a creation that has not ended: its label may be missing, or not written yet. Where
+    names are unique, the owner of a name owns it without an object, too.
     """
     others = [each for each in rows if each is not row]
     if not _has_claim(row):
@@ -610,7 +607,7 @@ def _find_other_owner(
         if each.owned
         or _is_about_to_claim(each)
         or _adopts_before(each, row)
-        or (each.operation == "Create" and not listing.shows_owners)
+        or each.operation == "Create"
     )
     claimant = min((str(each.key) for each in claimants), default="")
     if claimant or row.reserves_name or not listing.unique_names:

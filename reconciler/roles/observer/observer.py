@@ -302,7 +302,6 @@ class Observer:
             self._now(),
             self._clock(),
             unique_names=capabilities is None or capabilities.deterministic_names,
-            shows_owners=capabilities is None or capabilities.labels,
         )
         count, unreadable = 0, UnreadableObjectsError("", ())
         gate = self._gates.of(config_name)

@@ -626,8 +626,7 @@ class Foresight:
         unique = capabilities is None or capabilities.deterministic_names
         scope = config.scope
         began = ListingBegan(name, kind, next(self._positions), scope.prefix, scope.labels)
-        has_labels = capabilities is None or capabilities.labels
-        listing = ListingAssembler(began, self._now, unique_names=unique, shows_owners=has_labels)
+        listing = ListingAssembler(began, self._now, unique_names=unique)
         listing.add(objects.values())
         complete = listing.complete(len(objects))
         rows, damage = self._models.status, self._models.damage.values()
