@@ -500,7 +500,8 @@ async def reload_without_routes(site: Site) -> None:
 
     async def is_recorded() -> bool:
         facts = await site.world.facts(config_key("caddy"))
-        return every(ListingsResumed, facts)[-1].system_id == process_id
+        resumed = every(ListingsResumed, facts)
+        return bool(resumed) and resumed[-1].system_id == process_id
 
     await site.until(is_recorded, "the new process is recorded")
     await site.world.stop_reconciler()
