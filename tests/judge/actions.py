@@ -53,7 +53,7 @@ def needless_hold(context: JudgedEvent[ActionHeld]) -> Iterator[str]:
 
     A creation is not repeated with the name of another resource, so its key shows nothing.
     """
-    if has_rival(context.ledger, context.resource):
+    if has_rival(context.ledger, context.resource, only_now=False):
         return
     if context.ledger.history.promises.idempotency_keys:
         yield "held for a person, though its key determines the result"
@@ -202,6 +202,8 @@ def unfinished_action(ledger: Ledger) -> Iterator[Breach]:
     for action_id, decided in ledger.actions.items():
         if decided.has_ended or decided.key in history.damaged:
             continue
+        if decided.action.external_name in {key.name for key in history.damaged}:
+            continue  # a damaged resource keeps its name until its history is repaired
         is_waiting = decided.progress not in _UNFINISHED_PROGRESS
         is_paused = ledger.resource(decided.key).is_paused
         if is_paused and (history.is_final or decided.progress == "failed"):

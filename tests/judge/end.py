@@ -93,8 +93,12 @@ def conflict(ledger: Ledger) -> Iterator[Breach]:
 
 
 def _undamaged_resources(ledger: Ledger) -> Iterator[tuple[ResourceKey, Resource]]:
+    damaged = ledger.history.damaged
+    names = {key.name for key in damaged}
     for key, resource in ledger.resources.items():
-        if key not in ledger.history.damaged and not references_damage(ledger, resource):
+        # A damaged resource keeps its name until an operator repairs its history.
+        is_rival = resource.spec is not None and resource.spec.external_name in names
+        if key not in damaged and not is_rival and not references_damage(ledger, resource):
             yield key, resource
 
 
@@ -162,8 +166,6 @@ def _waits_in_vain(ledger: Ledger, resource: Resource, spec: SpecDeclared) -> bo
     existing = _object_of(ledger, resource)
     if existing is not None and existing.uid not in ledger.ours:
         return False
-    if spec.external_name in {key.name for key in ledger.history.damaged}:
-        return False  # its last known state stays until an operator repairs the history
     return not has_rival(ledger, resource)
 
 

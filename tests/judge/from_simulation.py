@@ -9,7 +9,7 @@ from typing import Any
 from events.external import ExternalObject
 from events.intake import Declared
 from events.log import Action, Operation, SpecDeclared
-from events.manifest import Fields
+from events.manifest import MOVED_FROM_ANNOTATION, Fields
 from events.names import KIND_DEFINITION_KIND, ResourceKey
 from reconciler.ports import ResourceAppend, StoredEvent
 from reconciler.provider.kind import KindRegistry
@@ -185,7 +185,8 @@ class SimulatedTruth:
         key, traits, log = message.key, self._api.traits, self.history.log
         if key is None or key.kind != "Shape" or not isinstance(message.data, Declared):
             return False
-        if not (traits.defined or traits.addresses):
+        is_rename = MOVED_FROM_ANNOTATION in message.data.manifest.metadata.annotations
+        if not (traits.defined or traits.addresses or is_rename):
             return False
         declarations = [each for each in log if isinstance(each.event.data, SpecDeclared)]
         if any(
@@ -193,6 +194,8 @@ class SimulatedTruth:
             for each in declarations
         ):
             return False
+        if is_rename:
+            return True  # the resource had an object already
         if traits.addresses:
             inbox = f"_INBOX.{message.message_id}"
             replies = [each for to, each in self.history.replies or () if to == inbox]

@@ -549,14 +549,17 @@ def _fold_failure(
             resource.observed = data.object
 
 
-def has_rival(ledger: Ledger, resource: Resource) -> bool:
-    """Return whether another resource owns or declares the name of a resource's object."""
+def has_rival(ledger: Ledger, resource: Resource, *, only_now: bool = True) -> bool:
+    """Return whether another resource owns or declares the name of a resource's object.
+
+    Without ``only_now``: or declared it earlier.
+    """
     if resource.spec is None:
         return False
     return any(
         (each.owned is not None and each.owned.name == resource.spec.external_name)
         or (
-            each.is_declared
+            (each.is_declared or not only_now)
             and each.spec is not None
             and each.spec.external_name == resource.spec.external_name
         )
