@@ -25,8 +25,7 @@ import msgspec
 from events.integrity import LogDamage
 from events.log import LogEvent
 from events.names import ResourceKey
-from projections.name_owners import NameOwners, owned_names
-from projections.ownership import OwnershipRow, ownership_of
+from projections.ownership import NameOwners, OwnershipRow, owned_names, ownership_of
 from projections.status import StatusRow, fold_status
 
 SCHEMA = 31

@@ -9,7 +9,7 @@ import pytest
 from events.external import ExternalObject, digest
 from events.intake import ListingBegan
 from events.provider_config import ProviderConfigSpec
-from projections.name_owners import NameOwners, owned_names
+from projections.ownership import NameOwners, owned_names
 from projections.status import StatusRow
 from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from events.log import Action, ActionSucceeded, LogEvent
 from projections import status
-from projections.name_owners import NameOwners
+from projections.ownership import NameOwners
 from projections.status import StatusRow
 from reconciler.resource import evolve, next_step
 from reconciler.resource.situation import Situation

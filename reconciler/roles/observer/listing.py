@@ -21,7 +21,7 @@ from events.integrity import LogDamage
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, LossGuard, ProviderConfigSpec, is_within
 from events.wording import plural
-from projections.name_owners import NameOwners
+from projections.ownership import NameOwners
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
 from reconciler.resource.new_scope import MAX_NAMES
