@@ -115,7 +115,9 @@ class Site:
 
     async def request_text(self, path: str = "/") -> str:
         """Send a request; retry it if a Caddy reload closed the connection before a response."""
-        async with httpx.AsyncClient(base_url=self.url, headers={"Host": self.host}) as client:
+        headers = {"Host": self.host}
+        # Each `declare` waits until the route has stayed ready, while a slow request is open.
+        async with httpx.AsyncClient(base_url=self.url, headers=headers, timeout=120) as client:
             for _ in range(REPEATS):
                 with suppress(httpx.RemoteProtocolError, httpx.ReadError):
                     response = await client.get(path)
