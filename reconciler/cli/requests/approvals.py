@@ -14,7 +14,16 @@ from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_a
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import check_names
-from reconciler.cli.options import Filter, Kind, Names, Namespace, Output, Reason, ReplyTimeout
+from reconciler.cli.options import (
+    Filter,
+    Integer,
+    Kind,
+    Names,
+    Namespace,
+    Output,
+    Reason,
+    ReplyTimeout,
+)
 from reconciler.cli.output import Format
 from reconciler.cli.requests.request import request
 from reconciler.cli.selection import select_keys
@@ -42,7 +51,7 @@ def approve(
     *names: Names,
     hold: HoldName | None = None,
     plan: str = "",
-    generation: int = 0,
+    generation: Integer = 0,
     all: bool = False,  # noqa: A002 - the option's name
     config: str | None = None,
     abandon: bool = False,
