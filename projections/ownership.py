@@ -77,10 +77,10 @@ class NameOwners:
         for key in after:
             self._owners[key] = (*self._owners.get(key, ()), resource)
 
-    def find(self, config: str, kind: str, external_name: str, *, besides: str) -> str:
-        """Return the resource other than ``besides`` that owns a name, or "" if none does."""
+    def find(self, config: str, kind: str, external_name: str, *, other_than: str) -> str:
+        """Return the resource other than ``other_than`` that owns a name, or "" if none does."""
         owners = self._owners.get(hash((config, kind, external_name)), ())
-        return min((each for each in owners if each != besides), default="")
+        return min((each for each in owners if each != other_than), default="")
 
 
 def owned_names(row: StatusRow) -> tuple[int, ...]:

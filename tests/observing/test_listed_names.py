@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 CONFIG = ProviderConfigSpec("shapes", "http://shapes")
 FOO = ExternalObject("foo", {"color": "Red"}, "u1")
 OWNER = "owner/Shape/foo"
+EARLIER, LATER = datetime(2026, 1, 1, tzinfo=UTC), datetime(2026, 1, 2, tzinfo=UTC)
 
 
 def owner_row(**more: Any) -> StatusRow:
@@ -100,3 +102,15 @@ async def test_of_two_resources_that_wait_to_adopt_an_object_the_first_one_does(
     second = row("another", reason=AWAITING_READ, position=2)
     owners = await find_owners(first, second)
     assert owners == {"owner": "", "another": OWNER}
+
+
+async def test_of_two_owners_only_the_second_learns_of_the_other() -> None:
+    """Both adopted the object before either knew of the other. The first one keeps it."""
+    first, second = owner_row(owned_since=EARLIER), owner_row(owned_since=LATER)
+    second.namespace = "another"
+    assert await find_owners(first, second) == {"another": OWNER}
+
+
+async def test_the_absence_of_an_owned_object_with_an_unknown_state_is_reported() -> None:
+    awaiting = owner_row(observed_digest="", reason=AWAITING_READ)
+    assert await find_absences(awaiting) == {"owner": ""}

@@ -20,7 +20,7 @@ def models_of(story: Story) -> ReadModels:
 
 def owner_of(story: Story, name: str = FOO.name, *, config: str = CONFIG) -> str:
     """Return what a resource learns that is about to use a name."""
-    return models_of(story).names.find(config, FOO.kind, name, besides=OTHER)
+    return models_of(story).names.find(config, FOO.kind, name, other_than=OTHER)
 
 
 def test_a_resource_owns_the_name_of_its_object_but_not_one_that_it_only_declares() -> None:
@@ -34,7 +34,7 @@ def test_a_resource_owns_the_name_of_its_object_but_not_one_that_it_only_declare
 
 def test_a_resource_is_not_refused_its_own_name() -> None:
     names = models_of(converged_story()).names
-    assert names.find(CONFIG, FOO.kind, FOO.name, besides=str(FOO)) == ""
+    assert names.find(CONFIG, FOO.kind, FOO.name, other_than=str(FOO)) == ""
 
 
 def test_a_name_stays_owned_until_the_lost_object_exists_again() -> None:
@@ -110,5 +110,5 @@ def test_the_names_of_two_owners_do_not_hide_each_other() -> None:
     for position, event in enumerate(second.log, models.position + 1):
         models.apply(position, event)
     find = models.names.find
-    assert find(CONFIG, FOO.kind, FOO.name, besides=str(FOO)) == str(second.key)
-    assert find(CONFIG, FOO.kind, FOO.name, besides=str(second.key)) == str(FOO)
+    assert find(CONFIG, FOO.kind, FOO.name, other_than=str(FOO)) == str(second.key)
+    assert find(CONFIG, FOO.kind, FOO.name, other_than=str(second.key)) == str(FOO)

@@ -613,7 +613,7 @@ def _find_other_owner(
     if claimant or row.reserves_name or not listing.unique_names:
         return claimant
     name = row.declared_name or row.external_name
-    return names.find(row.provider_config, row.kind, name, besides=str(row.key))
+    return names.find(row.provider_config, row.kind, name, other_than=str(row.key))
 
 
 def _has_claim(row: StatusRow) -> bool:

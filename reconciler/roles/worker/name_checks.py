@@ -17,7 +17,7 @@ _logger = structlog.get_logger(__name__)
 
 def search_names(models: ReadModels, name: ExternalName) -> str:
     """Return the resource other than the requester that owns a name, or ""."""
-    return models.names.find(name.config, name.kind, name.name, besides=name.requester)
+    return models.names.find(name.config, name.kind, name.name, other_than=name.requester)
 
 
 class NameChecks:
