@@ -3,6 +3,7 @@
 The rules are those of Kubernetes. At least ``replicas - maxUnavailable`` containers are available,
 and at most ``replicas + maxSurge`` exist. Old containers that are not available are removed first.
 A container is available after it has been ready for ``minReadySeconds`` without interruption.
+With ``autoRollback``, a failed update returns to the last template that was ready (ADR 0087).
 """
 
 from __future__ import annotations
@@ -14,12 +15,20 @@ from typing import Annotated, Any, Final, NamedTuple
 
 import msgspec
 
-from events.composition import MANIFESTS, STUCK, Child, blocker, children_of, content_of
+from events.composition import (
+    MANIFESTS,
+    REFUSED,
+    STUCK,
+    Child,
+    blocker,
+    children_of,
+    content_of,
+)
 from events.external import ExternalObject
 from events.manifest import Fields, InvalidManifestError, Manifest, Metadata
 from events.names import ResourceKey
 from events.wording import plural
-from reconciler.provider.kind import READY, STALLED, Progress, Readiness
+from reconciler.provider.kind import IS_STALLED, READY, STALLED, Progress, Readiness
 
 CONTAINER: Final = "Container"
 CONTAINER_API_VERSION: Final = "docker/v1"
@@ -91,6 +100,13 @@ class DeploymentFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             "still apply."
         ),
     ] = False
+    auto_rollback: Annotated[
+        bool,
+        _about(
+            description="Whether a failed update returns to the template of the last containers "
+            "that were all available. It stays there until another template is declared."
+        ),
+    ] = False
     port: Annotated[
         Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None,
         _about(
@@ -133,6 +149,23 @@ class DeploymentOutputs(msgspec.Struct, frozen=True, rename="camel"):
     ] = []
 
 
+class Rollout(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """What an object's content records about its update.
+
+    ``failure``: why the update to ``template`` failed, if it was rolled back. ``last_ready``: hash
+    of the template to return to. ``last_ready_template``: that template, if no container has it.
+    """
+
+    replicas: int
+    template: str
+    port: int | None
+    available: Sequence[str]
+    paused: bool = False
+    failure: str = ""
+    last_ready: str = ""
+    last_ready_template: Template | None = None
+
+
 class Replica(NamedTuple):
     """A container that exists, or must be created."""
 
@@ -156,34 +189,78 @@ def compose(key: ResourceKey, spec: Fields, observed: ExternalObject | None) -> 
     except msgspec.ValidationError as error:  # declared under older rules
         raise InvalidManifestError(f"spec: {error}") from None
     declared = template_hash(spec["template"])
+    recorded = _rollout_of(observed)
     templates = {
-        **_templates_of(key, observed),
-        declared: _manifest(key, fields.template.spec, fields.template.labels),
+        **_templates_of(key, observed, recorded),
+        declared: _manifest(key, fields.template),
     }
     replicas = (_replica(name, child) for name, child in children_of(observed).items())
     existing = [each for each in replicas if each is not None and each.template in templates]
     current_templates = {each.template for each in existing}
+    last_ready, failure = "", ""
+    if fields.auto_rollback and observed is not None and recorded is not None:
+        last_ready = _last_ready(existing, recorded)
+        if last_ready not in ("", declared) and last_ready in templates:
+            failure = recorded.failure if recorded.template == declared else ""
+            failure = failure or _failure(fields, declared, observed)
     is_held = fields.paused and bool(current_templates - {declared})
     if is_held and len(current_templates) > 1:
         wanted = existing
     else:
-        newest = next(iter(current_templates)) if is_held else declared
+        newest = last_ready if failure else declared
+        newest = next(iter(current_templates)) if is_held else newest
         wanted = next_replicas(existing, newest, fields.replicas, fields.strategy)
     children = [
         _named(templates[each.template], f"{key.name}-{each.template}-{each.number}")
         for each in wanted
     ]
-    rollout: Fields = {
-        "replicas": fields.replicas,
-        "template": declared,
-        "port": fields.port,
-        "available": sorted(
-            f"{each.template}-{each.number}" for each in wanted if each.is_available
-        ),
+    is_kept = not last_ready or last_ready in {declared, *(each.template for each in wanted)}
+    rollout = Rollout(
+        fields.replicas,
+        declared,
+        fields.port,
+        sorted(f"{each.template}-{each.number}" for each in wanted if each.is_available),
+        is_held,
+        failure,
+        last_ready,
+        None if is_kept else _template_in(templates[last_ready]),
+    )
+    return {**content_of(children), "rollout": msgspec.to_builtins(rollout)}
+
+
+def _rollout_of(observed: ExternalObject | None) -> Rollout | None:
+    """Return what the content records about the update; None if another client changed it."""
+    try:
+        return None if observed is None else msgspec.convert(observed.fields["rollout"], Rollout)
+    except (KeyError, msgspec.ValidationError):
+        return None
+
+
+def _last_ready(existing: Sequence[Replica], recorded: Rollout) -> str:
+    """Return the hash of the template to return to; empty if no template was ever ready."""
+    available = {each.template if each.is_available else "" for each in existing}
+    if len(existing) >= recorded.replicas and len(available) == 1 and "" not in available:
+        return available.pop()
+    # Without a record, because `autoRollback` is new, a template that serves is the best guess.
+    return recorded.last_ready or max(available, default="")
+
+
+def _failure(fields: DeploymentFields, declared: str, observed: ExternalObject) -> str:
+    """Return why the update to the declared template failed; empty if it did not."""
+    updated = {
+        name: child
+        for name, child in children_of(observed).items()
+        if _has_template(name, declared)
     }
-    if is_held:
-        rollout["paused"] = True
-    return {**content_of(children), "rollout": rollout}
+    if fields.paused or not updated:
+        return ""
+    for name, child in updated.items():
+        if child.outcome in (REFUSED, "Failed"):
+            return f"{name} is {child.outcome}: {child.message or child.reason}"
+    waiting = _first_unavailable(updated)
+    if waiting and observed.outputs.get(IS_STALLED):
+        return f"no progress for {fields.progress_deadline_seconds:g} s; {waiting}"
+    return ""
 
 
 def min_ready_seconds(spec: Fields) -> float:
@@ -231,6 +308,11 @@ def ready(fields: Fields, existing: ExternalObject) -> Readiness:
         return READY
     progress = f"{number} of {wanted} containers are available"
     progress += f", {old} with the old template remain" if old else ""
+    if failure := rollout.get("failure"):
+        serving = sum(map(_is_available, children.values())) - number
+        why = f"rolled back, because the update failed: {failure}; {serving} of {wanted} "
+        why += "containers of the last ready template are available; declare a corrected template"
+        return Readiness(False, "RolledBack", why)
     for name, child in updated.items():
         if child.outcome in STUCK:
             why = f"{name} is {child.outcome}: {child.message or child.reason}"
@@ -260,7 +342,8 @@ def progress(spec: Fields, existing: ExternalObject) -> Progress | None:
     A container that exits again and again is ready at times. That is not progress.
     """
     deadline_seconds = spec.get("progressDeadlineSeconds")
-    if deadline_seconds is None or spec["paused"]:  # a paused update has no deadline
+    is_rolled_back = bool(existing.fields.get("rollout", {}).get("failure"))
+    if deadline_seconds is None or spec["paused"] or is_rolled_back:  # these have no deadline
         return None
     parts = [(name, _is_available(each)) for name, each in sorted(children_of(existing).items())]
     content = _encoder.encode([parts, existing.outputs.get("leaving", [])])
@@ -323,23 +406,29 @@ def _has_template(name: str, template: object) -> bool:
     return replica is not None and replica.template == template
 
 
-def _templates_of(key: ResourceKey, observed: ExternalObject | None) -> dict[str, Manifest]:
-    """Return the manifest of each existing container's template, even if a client edited it."""
+def _templates_of(
+    key: ResourceKey, observed: ExternalObject | None, recorded: Rollout | None
+) -> dict[str, Manifest]:
+    """Return the manifest of each known template, even if a client edited it."""
     if observed is None:
         return {}
     bodies: Mapping[str, Fields] = observed.fields.get(MANIFESTS, {})
+    templates = [Template(body["spec"], body["labels"]) for body in bodies.values()]
+    if recorded is not None and recorded.last_ready_template is not None:
+        templates.append(recorded.last_ready_template)
     return {
-        template_hash({"spec": body["spec"], "labels": body["labels"]}): _manifest(
-            key, body["spec"], body["labels"]
-        )
-        for body in bodies.values()
+        template_hash({"spec": each.spec, "labels": each.labels}): _manifest(key, each)
+        for each in templates
     }
 
 
-def _manifest(key: ResourceKey, spec: Fields, labels: dict[str, str]) -> Manifest:
-    return Manifest(
-        CONTAINER_API_VERSION, CONTAINER, Metadata(key.name, key.namespace, labels), spec
-    )
+def _manifest(key: ResourceKey, template: Template) -> Manifest:
+    metadata = Metadata(key.name, key.namespace, template.labels)
+    return Manifest(CONTAINER_API_VERSION, CONTAINER, metadata, template.spec)
+
+
+def _template_in(manifest: Manifest) -> Template:
+    return Template(dict(manifest.spec), dict(manifest.metadata.labels))
 
 
 def _named(manifest: Manifest, name: str) -> Manifest:

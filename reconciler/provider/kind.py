@@ -74,6 +74,9 @@ READY = Readiness(True, "Ready")
 STALLED = "Stalled"
 """Reason for an object that cannot become ready by itself, or has made no progress for too long."""
 
+IS_STALLED = "stalled"
+"""Output of a composed object whose deadline for progress has passed; only in decisions."""
+
 
 class Progress(NamedTuple):
     """Progress of an object that is not ready. A changed ``mark`` means progress.

@@ -22,6 +22,7 @@ from reconciler.resource.availability import (
     with_ready_parts,
     without_momentary_readiness,
 )
+from reconciler.resource.progress import show_stall
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Desired, ResourceState, Spec
 from reconciler.resource.turn import NOTHING_TO_REPORT, Conclusion, Step, on_hold
@@ -95,6 +96,7 @@ def compose(spec: Spec, situation: Situation) -> Step | None:  # noqa: C901 - on
             if noted is not None:
                 return noted
             existing = show_availability(existing, composition, situation.state)
+            existing = show_stall(existing, spec, situation)
         content = composition.compose(context.key, fields, existing)
         if existing is not None and composition.min_ready_seconds is None:
             kept = _keep_dependent_parts(content, fields, composition, situation)

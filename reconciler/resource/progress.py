@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+import msgspec
+
 from events.external import ExternalObject
 from events.log import ProgressNoted
-from reconciler.provider.kind import STALLED, Readiness
+from reconciler.provider.kind import IS_STALLED, STALLED, Readiness
 from reconciler.resource.situation import Situation
 from reconciler.resource.state import Spec
 
@@ -34,3 +36,14 @@ def with_progress(
         since = f"{known.since:%Y-%m-%dT%H:%M:%SZ}"
         return Readiness(False, STALLED, f"no progress since {since}: {ready.message}")
     return ready if now < known.at else ProgressNoted(known.mark, known.since)
+
+
+def show_stall(existing: ExternalObject, spec: Spec, situation: Situation) -> ExternalObject:
+    """Return the object with an output if its parts have missed their deadline for progress."""
+    kind, known = situation.kind, situation.state.progress
+    if kind.progress is None or known is None or known.at is not None:
+        return existing
+    progress = kind.progress(spec.fields, existing)
+    if progress is None or progress.mark != known.mark:  # the deadline was that of other parts
+        return existing
+    return msgspec.structs.replace(existing, outputs={**existing.outputs, IS_STALLED: True})

@@ -321,3 +321,61 @@ def test_an_interval_that_exceeds_the_deadline_is_refused() -> None:
     assert "progressDeadlineSeconds: must be greater than minReadySeconds" in (
         rollout.story.reply.message
     )
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [{}, {"maxSurge": 0, "maxUnavailable": 1}, {"maxSurge": 0, "maxUnavailable": 3}],
+)
+def test_43_a_failed_update_returns_to_the_last_ready_template(strategy: Fields) -> None:
+    options: Fields = {"strategy": strategy, "progressDeadlineSeconds": 60, "autoRollback": True}
+    rollout = healthy(**options)
+    rollout.declare("exits:1", **options)
+    rollout.run(40)
+    assert "exits:1" in rollout.images()
+    rollout.run(200)
+    assert rollout.images() == ["web:1"] * 3
+    reason, message = rollout.ready
+    assert reason == "RolledBack"
+    assert message.startswith("rolled back, because the update failed: no progress for 60 s; ")
+    assert message.endswith(
+        "; 3 of 3 containers of the last ready template are available; declare a corrected template"
+    )
+    events = len(rollout.story.log)
+    rollout.run(600)
+    assert (rollout.images(), len(rollout.story.log)) == (["web:1"] * 3, events)
+
+    rollout.declare("exits:1", **{**options, "replicas": 5})
+    rollout.run(60)
+    assert rollout.images() == ["web:1"] * 5, "a failed template is not tried again"
+    rollout.declare("never", **options)
+    rollout.run(30)
+    assert "never" in rollout.images(), "another template is tried"
+    rollout.run(200)
+    assert (rollout.images(), rollout.ready[0]) == (["web:1"] * 3, "RolledBack")
+    rollout.declare("web:2", **options)
+    rollout.run(60)
+    assert (rollout.images(), rollout.ready[0]) == (["web:2"] * 3, "Ready")
+
+
+def test_43_a_first_template_that_fails_has_nothing_to_return_to() -> None:
+    rollout = Rollout()
+    rollout.declare("exits:1", progressDeadlineSeconds=60, autoRollback=True)
+    rollout.run(200)
+    assert (rollout.images(), rollout.ready[0]) == (["exits:1"] * 3, "Stalled")
+
+
+def test_43_a_rollback_during_a_pause_waits_for_its_end() -> None:
+    options: Fields = {"progressDeadlineSeconds": 60, "autoRollback": True}
+    rollout = healthy(**options)
+    rollout.declare("exits:1", **options)
+    rollout.run(30)
+    rollout.declare("exits:1", paused=True, **options)
+    rollout.run(300)
+    assert "exits:1" in rollout.images()
+    rollout.declare("exits:1", **options)
+    rollout.run(200)
+    assert (rollout.images(), rollout.ready[0]) == (["web:1"] * 3, "RolledBack")
+    rollout.declare("exits:1", progressDeadlineSeconds=60)
+    rollout.run(30)
+    assert "exits:1" in rollout.images(), "without autoRollback, it is tried again"
