@@ -257,6 +257,11 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
         return None
 
     @property
+    def is_momentary(self) -> bool:
+        """Whether the object is ready, but no read has shown yet that it stays ready."""
+        return self.availability is not None and not self.availability.available
+
+    @property
     def is_settled_ready(self) -> bool:
         """Whether the object is as declared and ready.
 

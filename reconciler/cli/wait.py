@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Final
 
@@ -15,13 +16,14 @@ from events.names import ResourceKey
 from projections.read_models import ReadModels
 from projections.readiness import show_readiness
 from projections.status import StatusRow
+from reconciler.cli.client import connect_client
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.errors import CommandError, UsageError
 from reconciler.cli.folded_log import current_models
 from reconciler.cli.naming import parse_outcome
 from reconciler.cli.options import UNFILTERED, Duration, Filter, Output, WordsOrKind
 from reconciler.cli.progress import progress_bar
-from reconciler.cli.results import Result, exit_status, print_results
+from reconciler.cli.results import Result, exit_status, print_results, wait_for_results
 from reconciler.cli.row_changes import row_changes
 from reconciler.cli.search import has_log_events
 from reconciler.cli.selection import select_keys
@@ -52,6 +54,7 @@ def wait(
     """Wait until resources reach a state.
 
     While the API of a resource does not respond, the resource is not Ready.
+    A container is Ready once it has stayed ready for some seconds.
 
     Exit status: 0 if all resources reach it, 1 if any settles in a
     different state, such as Failed or Held, 3 on timeout.
@@ -112,6 +115,7 @@ async def _wait(
     connection: Connection, keys: Iterable[ResourceKey], target: WaitTarget, timeout_seconds: float
 ) -> list[Result]:
     results = {str(key): Result(str(key), True, "") for key in keys}
+    deadline = time.monotonic() + timeout_seconds
     async with bus(connection) as nc:
         models = await current_models(nc)
         for name in results:
@@ -121,7 +125,25 @@ async def _wait(
                     f"{name} was never declared; `reconciler get -A` lists all resources"
                 )
         await _wait_until(nc, models, results, target, timeout_seconds)
+        momentary = [
+            result
+            for name, result in results.items()
+            if result.outcome == _READY and models.status[name].is_momentary
+        ]
+    if momentary:
+        await _wait_until_confirmed(connection, momentary, deadline - time.monotonic())
     return list(results.values())
+
+
+async def _wait_until_confirmed(
+    connection: Connection, results: Sequence[Result], timeout_seconds: float
+) -> None:
+    """Wait until reads have shown that objects stay ready (ADR 0085)."""
+    async with connect_client(connection, sends=False) as client:
+        await wait_for_results(client, results, max(timeout_seconds, 0.0))
+    for result in results:
+        if result.outcome == "Converged" and not result.timed_out:
+            result.outcome = _READY
 
 
 async def wait_until_read(

@@ -199,7 +199,7 @@ class Kind:
     """Decides whether an object that matches its declaration can be used."""
 
     keeps_readiness: bool = False
-    """Whether a ready object stays ready unless a fault occurs, such as the loss of a disk.
+    """Whether a ready object stays ready unless a fault or a declaration changes that.
 
     Otherwise it must stay ready for some seconds before another resource that waits for it is
     created, because its process may exit.

@@ -23,12 +23,14 @@ from infra.providers.docker.engine import EngineApi
 from infra.providers.docker.volume import VOLUME
 from infra.providers.responses import Response
 from infra.secrets import open_stores
+from reconciler.cli.exits import Exit
 from reconciler.cli.past.summaries import describe_drift
 from reconciler.errors import WaitTimeoutError
 from reconciler.provider.kind import KindRegistry
 from reconciler.provider.secrets import SecretKey
 from reconciler.resource.availability import REPLACEMENT_READY_SECONDS
 from reconciler.sdk.plan import compute_plan
+from tests.cli.runner import Cli
 from tests.engines import TestEngine, disposable_engine
 from tests.scenarios.harness import World, api_config, every
 
@@ -647,7 +649,7 @@ async def test_a_container_that_exits_again_and_again_releases_no_reference(
 
 
 async def test_a_wait_does_not_end_with_a_container_that_exits_again_and_again(
-    docked: World, engine: TestEngine, prefix: str
+    docked: World, engine: TestEngine, prefix: str, tmp_path: Path
 ) -> None:
     command = ["sh", "-c", "sleep 1; exit 1"]
     crashing = container(f"{prefix}-a", engine.image, command=command)
@@ -664,6 +666,11 @@ async def test_a_wait_does_not_end_with_a_container_that_exits_again_and_again(
     assert outcome.availability.available
     with pytest.raises(WaitTimeoutError, match="not ready"):
         await waits[0]
+    cli, names = Cli(tmp_path, docked.url), [crashing.metadata.name, healthy.metadata.name]
+    command = ("wait", "Container", *names, "--timeout", "8s", "--output", "json")
+    result = await asyncio.to_thread(cli.run, *command)
+    assert [each.get("ready", True) for each in result.json] == [False, True]
+    assert (result.status, result.json[1]["outcome"]) == (Exit.TIMEOUT, "Ready")
 
 
 # --- anonymous volumes

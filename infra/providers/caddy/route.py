@@ -32,6 +32,7 @@ ROUTE = Kind(
     name_problem=name_problem,
     outputs=RouteOutputs,
     ready=ready,
+    keeps_readiness=True,
     follows_input=follows_input,
     find_host_uses=find_host_uses,
     immutable=frozenset({"server"}),

@@ -31,6 +31,7 @@ SERVICE = Kind(
     name_problem=name_problem,
     outputs=ServiceOutputs,
     ready=ready,
+    keeps_readiness=True,
     find_host_uses=find_host_uses,
 )
 """The ``Service`` kind."""
