@@ -7,10 +7,14 @@ They are computed from status rows, because separate rows caused half of the wri
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Final
 
 import msgspec
 
 from projections.status import StatusRow
+
+_MANY: Final = 8
+"""Number of owners of a key from which a set takes less time: a directory may contain many."""
 
 
 class OwnershipRow(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -64,23 +68,51 @@ class NameOwners:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[int, tuple[str, ...]] = {}
+        self._owners: dict[int, tuple[str, ...] | set[str]] = {}
 
     def move(self, resource: str, before: tuple[int, ...], after: tuple[int, ...]) -> None:
         """Replace the names that a resource owned by those that it owns now (`owned_names`)."""
         for key in before:
-            rest = tuple(each for each in self._owners.get(key, ()) if each != resource)
+            known = self._owners.get(key, ())
+            if isinstance(known, set):
+                known.discard(resource)
+                rest = known
+            else:
+                rest = tuple(each for each in known if each != resource)
             if rest:
                 self._owners[key] = rest
             else:
                 self._owners.pop(key, None)
         for key in after:
-            self._owners[key] = (*self._owners.get(key, ()), resource)
+            known = self._owners.get(key, ())
+            if isinstance(known, set):
+                known.add(resource)
+            elif len(known) < _MANY:
+                self._owners[key] = (*known, resource)
+            else:
+                self._owners[key] = {*known, resource}
 
-    def find(self, config: str, kind: str, external_name: str, *, other_than: str) -> str:
-        """Return the resource other than ``other_than`` that owns a name, or "" if none does."""
-        owners = self._owners.get(hash((config, kind, external_name)), ())
+    def find(
+        self, config: str, kind: str, external_name: str, *, other_than: str, is_path: bool = False
+    ) -> str:
+        """Return the resource other than ``other_than`` that owns a name, or "" if none does.
+
+        ``is_path``: no object can have a name below that of another one, so a resource owns the
+        names above and below its own, too.
+        """
+        names = [external_name]
+        if is_path:
+            names += [*_names_above(external_name), f"{external_name}/"]
+        owners = (
+            each for name in names for each in self._owners.get(hash((config, kind, name)), ())
+        )
         return min((each for each in owners if each != other_than), default="")
+
+
+def _names_above(name: str) -> list[str]:
+    """Return the directories of a path: ``a`` and ``a/b`` for ``a/b/c``."""
+    segments = name.split("/")
+    return ["/".join(segments[:length]) for length in range(1, len(segments))]
 
 
 def owned_names(row: StatusRow) -> tuple[int, ...]:
@@ -93,4 +125,5 @@ def owned_names(row: StatusRow) -> tuple[int, ...]:
     names = {row.external_name} if row.owned else set[str]()
     if row.reserves_name:
         names.add(row.declared_name or row.external_name)
+    names |= {f"{above}/" for name in names if "/" in name for above in _names_above(name)}
     return tuple(hash((row.provider_config, row.kind, each)) for each in names)

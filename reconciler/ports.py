@@ -272,12 +272,13 @@ class IntakeWriter(Protocol):
 
 
 class ExternalName(NamedTuple):
-    """A name in an API that a resource is about to use."""
+    """A name in an API that a resource is about to use. ``is_path``: see ``Capabilities``."""
 
     config: str
     kind: str
     name: str
     requester: str
+    is_path: bool = False
 
 
 NameSearch = Callable[[ExternalName], str]

@@ -601,7 +601,11 @@ FILE = Kind(
     provider="file",
     schema=FileFields,
     capabilities=Capabilities(
-        idempotency_keys=False, deterministic_names=True, labels=True, conditional_writes=True
+        idempotency_keys=False,
+        deterministic_names=True,
+        labels=True,
+        conditional_writes=True,
+        path_names=True,
     ),
     connect=FileProvider,
     normalize=normalize,

@@ -29,9 +29,10 @@ class Capabilities(msgspec.Struct, frozen=True):
     carry the owner label. ``conditional_writes``: a write can be bound to a version. ``watch``: the
     API reports that something changed, and each provider of the kind is a ``WatchingProvider``.
     Without ``listing``, the objects of resources are read one by one, at the listing interval.
-    Undeclared objects are then never observed. ``consistency_grace_seconds``: time until reads and
-    listings show an effect; a ``ProviderConfig`` can raise it. A decision depends on each of these
-    fields (ADR 0003).
+    Undeclared objects are then never observed. ``path_names``: names are paths, and no object has a
+    name below that of another one, so the owner of a name also owns those above and below it.
+    ``consistency_grace_seconds``: time until reads and listings show an effect; a
+    ``ProviderConfig`` can raise it. A decision depends on each of these fields (ADR 0003).
 
     They also determine what follows an unknown result (ADR 0012). Without keys and unique names, a
     creation must not be repeated before a lookup. Without labels as well, only an operator
@@ -44,6 +45,7 @@ class Capabilities(msgspec.Struct, frozen=True):
     conditional_writes: bool
     watch: bool = False
     listing: bool = True
+    path_names: bool = False
     consistency_grace_seconds: float = 0.0
 
 

@@ -208,7 +208,12 @@ async def test_a_vanished_image_is_not_replaced_by_an_empty_disk(
     await asyncio.to_thread(image.rename, renamed)
     held = await with_disks.until_outcome(disk().key, "Held", reason="DataMissing")
     assert "with all data of disk data, has been missing since" in held.message
-    assert "a Disk with its uid is now named 'old'; rename it back" in held.message
+
+    async def is_found() -> bool:  # by the next listing
+        outcomes = await with_disks.outcomes(disk().key)
+        return "a Disk with its uid is now named 'old'; rename it back" in outcomes[-1].message
+
+    await with_disks.until(is_found, "the renamed image is found")
     await asyncio.to_thread(renamed.rename, image)
     await with_disks.until_outcome(disk().key, "Converged")
 

@@ -517,6 +517,23 @@ async def test_nothing_is_created_in_another_certificates_directory(
     await provider.create(create({**WEB, "folder": "one/web"}, "second"))
 
 
+@pytest.mark.parametrize("folder", ["one", "one/tls", "one/tls/inner"])
+async def test_a_lost_directory_still_belongs_to_its_certificate(
+    root: Path, provider: CertificatesProvider, folder: str
+) -> None:
+    await create_issuer(root, "own", OWN_CA)
+    await provider.create(create({**WEB, "folder": "one/tls"}, "first"))
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="'one/tls' contains the files of another"):
+            await provider.create(create({**WEB, "folder": folder}, "second"))
+        shutil.rmtree(root / "one", ignore_errors=True)
+    assert not (root / "one").exists()
+    lost = await read_certificate(provider, "first")
+    await provider.update(update(lost, {**WEB, "folder": "one/tls"}))
+    assert leaf(root / "one/tls")
+    await provider.create(create({**WEB, "folder": "one/tls2"}, "third"))
+
+
 async def test_a_renewed_authority_is_delivered_and_a_recreated_one_signs_again(
     root: Path, provider: CertificatesProvider
 ) -> None:

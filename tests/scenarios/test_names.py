@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from events.intake import Withdrawn
 from events.log import OutcomeRecorded
 from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
 from events.names import ResourceKey
+from events.provider_config import ProviderConfigSpec
+from infra.providers.file import FILE
+from reconciler.provider.kind import KindRegistry
 from reconciler.wiring import ROLES
 from tests.scenarios.harness import World
 
@@ -62,3 +69,44 @@ async def test_46_a_lost_object_is_created_again_by_its_owner(world: World, toge
 
     await world.until(is_taken, "a rival creates an object with the free name")
     await worker.stop_reconciler()
+
+
+def file_manifest(namespace: str, name: str, path: str) -> Manifest:
+    metadata = Metadata(name, namespace, {}, {EXTERNAL_NAME_ANNOTATION: path})
+    spec = {"providerConfigRef": {"name": "etc"}, "content": namespace}
+    return Manifest("files/v1", "File", metadata, spec)
+
+
+async def test_46_the_path_of_a_lost_file_becomes_no_directory(bare_world: World, tmp_path: Path):
+    """A file below it, and one with the path of its directory, would prevent its creation."""
+    world, root = bare_world, tmp_path / "root"
+    root.mkdir()
+    (root / ".reconciler-root").touch()
+    world.kinds = KindRegistry([FILE])
+    await world.start_reconciler()
+    config = ProviderConfigSpec(provider="file", endpoint=root.as_uri(), resync_seconds=0.5)
+    await world.configure(config, name="etc")
+    ours = file_manifest("default", "ours", "app/config.ini")
+    beside = file_manifest("rival", "beside", "app/other.ini")
+    await world.declare_all([ours, beside])
+    await world.until_outcome(ours.key, "Converged")
+    await world.until_outcome(beside.key, "Converged")
+    below = file_manifest("rival", "below", "app/config.ini/x")
+    above = file_manifest("rival", "above", "app")
+    await world.declare_all([below, above])
+    for each in (below, above):
+        outcome = await world.until_outcome(each.key, "Conflict")
+        assert (outcome.reason, "ours" in outcome.message) == ("OwnedByAnother", False)
+    for _ in range(3):
+        shutil.rmtree(root / "app")
+        await world.declare_all([below, above])
+
+        async def is_back() -> bool:
+            path = root / "app/config.ini"
+            return path.is_file() and path.read_text() == "default"
+
+        await world.until(is_back, "the owner writes its file again")
+
+    await world.publish(ours.key, Withdrawn())
+    await world.until_outcome(below.key, "Converged")
+    assert (root / "app/config.ini/x").read_text() == "rival"

@@ -35,6 +35,7 @@ from infra.providers.certificates.delivery import (
     check_folder,
     compare_files,
     deliver,
+    foreign_folder_error,
     withdraw,
 )
 from infra.providers.certificates.folder import CertificateFolder
@@ -305,8 +306,7 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             )
         if "acme" in issuer.fields:
             identifiers_of(fields)  # raises for names that ACME cannot order
-        describe_owner = self._describe_owner_to(action.namespace)
-        check_folder(self._folder.root, _delivery_path(name, fields), name, describe_owner)
+        self._check_folder(name, fields, action.namespace)
         request = _request_digest(fields)
         record = self._store.read(name) or CertificateRecord()
         pending = record.pending
@@ -412,14 +412,28 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
         record = self._store.read(action.external_name)
         assert record is not None
         name = action.external_name
-        describe_owner = self._describe_owner_to(action.namespace)
-        check_folder(self._folder.root, _delivery_path(name, action.fields), name, describe_owner)
+        self._check_folder(name, action.fields, action.namespace)
         ca = self._read_ca_certificate(action.fields["issuer"])
         updated = _with_declaration(record, action)
         if ca is not None:
             ca_file = self._store.put(action.external_name, ca, "crt")
             updated = msgspec.structs.replace(updated, ca_file=ca_file)
         self._store.write(action.external_name, updated)
+
+    def _check_folder(self, name: str, fields: Fields, namespace: str) -> DescribeOwner:
+        """Raise ``RefusedError`` unless the declared folder belongs to the certificate or to none.
+
+        A certificate keeps its folders even while they are lost (ADR 0084).
+        """
+        path, describe_owner = _delivery_path(name, fields), self._describe_owner_to(namespace)
+        if check_folder(self._folder.root, path, name, describe_owner):
+            return describe_owner
+        for other in self._store.names():
+            record = None if other == name else self._store.read(other)
+            for folder in () if record is None else record.folders:
+                if f"{folder}/".startswith(f"{path}/") or f"{path}/".startswith(f"{folder}/"):
+                    raise foreign_folder_error(folder, other, describe_owner)
+        return describe_owner
 
     def _describe_owner_to(self, namespace: str) -> DescribeOwner:
         """Return a function that reveals the name of a certificate only to its namespace."""
@@ -441,10 +455,12 @@ class CertificatesProvider(LockedObjects[_StoredCertificate, CertificateRecord])
             )
         self._store.protect(name, certificate.record.key_file)
         path = _delivery_path(name, certificate.record.fields)
+        describe_owner = self._check_folder(
+            name, certificate.record.fields, _namespace_of(certificate.record)
+        )
         if path not in certificate.record.folders:
             folders = (*certificate.record.folders, path)
             self._store.write(name, msgspec.structs.replace(certificate.record, folders=folders))
-        describe_owner = self._describe_owner_to(_namespace_of(certificate.record))
         deliver(self._folder.root, path, name, certificate.bundle, describe_owner)
         for each in certificate.record.folders:
             if each != path:

@@ -69,14 +69,18 @@ def compare_files(root: FileRoot, path: str, bundle: Bundle) -> dict[str, FileSt
         return dict.fromkeys(bundle.files, "Missing")
 
 
-def check_folder(root: FileRoot, path: str, name: str, describe_owner: DescribeOwner) -> None:
-    """Raise ``RefusedError`` if the folder has another owner, before a certificate is ordered."""
+def check_folder(root: FileRoot, path: str, name: str, describe_owner: DescribeOwner) -> bool:
+    """Return whether the certificate has the folder; False if no certificate seems to.
+
+    Raise ``RefusedError`` if it has another owner, before a certificate is ordered.
+    """
     with root.open_parent(f"{path}/x") as folder:
         if folder is not None and _owns_folder(folder, path, name, describe_owner):
-            return  # valid even if another certificate has since claimed an enclosing folder
+            return True  # valid even if another certificate has since claimed an enclosing folder
     other_folder = find_enclosing_folder(root, path, except_certificate=name)
     if other_folder is not None:
-        raise _build_foreign_folder_error(*other_folder, describe_owner)
+        raise foreign_folder_error(*other_folder, describe_owner)
+    return False
 
 
 def find_enclosing_folder(
@@ -99,8 +103,10 @@ def find_enclosing_folder(
 def deliver(
     root: FileRoot, path: str, name: str, bundle: Bundle, describe_owner: DescribeOwner
 ) -> None:
-    """Write the files that differ. Raises ``RefusedError`` for other clients' files."""
-    check_folder(root, path, name, describe_owner)
+    """Write the files that differ. Raises ``RefusedError`` for other clients' files.
+
+    Call `check_folder` first.
+    """
     with root.open_parent(path, create=True, marker=CREATED):
         pass  # several certificates may share the enclosing folders
     with root.open_parent(f"{path}/x", create=True) as folder:
@@ -165,9 +171,8 @@ def _name_in(marker: bytes) -> str:
     return marker.decode(errors="replace").strip()
 
 
-def _build_foreign_folder_error(
-    path: str, owner: str, describe_owner: DescribeOwner
-) -> RefusedError:
+def foreign_folder_error(path: str, owner: str, describe_owner: DescribeOwner) -> RefusedError:
+    """Build the error for a folder that belongs to another certificate."""
     return RefusedError(
         f"directory {path!r} contains the files of {describe_owner(owner)}; set spec.folder to "
         "another directory"
@@ -183,7 +188,7 @@ def _owns_folder(folder: int, path: str, name: str, describe_owner: DescribeOwne
     if marker is not None:
         owner = _name_in(marker)
         if owner != name:
-            raise _build_foreign_folder_error(path, owner, describe_owner)
+            raise foreign_folder_error(path, owner, describe_owner)
         return True
     for file_name in _FILES:
         if stat_of(folder, file_name) is not None:

@@ -119,6 +119,7 @@ class ForeignListings:
             part,
             delivery.stored_at,
             unique_names=capabilities is None or capabilities.deterministic_names,
+            path_names=capabilities is not None and capabilities.path_names,
         )
         self._close(subject)
         self._open[subject] = _OpenListing(self._clock(), listing, delivery)

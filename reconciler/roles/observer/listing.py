@@ -53,8 +53,8 @@ class ListingAssembler:
 
     ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
     another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
-    objects may have the same name. ``has_unknown_names``: objects with unknown names exist, so the
-    listing does not prove absence.
+    objects may have the same name. ``path_names``: see ``Capabilities``. ``has_unknown_names``:
+    objects with unknown names exist, so the listing does not prove absence.
     """
 
     def __init__(
@@ -64,8 +64,10 @@ class ListingAssembler:
         began_monotonic: float | None = None,
         *,
         unique_names: bool = True,
+        path_names: bool = False,
     ) -> None:
         self.unique_names = unique_names
+        self.path_names = path_names
         self.began = began
         self.began_at = began_at
         self.began_monotonic = began_monotonic
@@ -613,7 +615,9 @@ def _find_other_owner(
     if claimant or row.reserves_name or not listing.unique_names:
         return claimant
     name = row.declared_name or row.external_name
-    return names.find(row.provider_config, row.kind, name, other_than=str(row.key))
+    return names.find(
+        row.provider_config, row.kind, name, other_than=str(row.key), is_path=listing.path_names
+    )
 
 
 def _has_claim(row: StatusRow) -> bool:

@@ -273,7 +273,10 @@ class ObjectReads:
         other_owner = None if owners is None else _find_owner(row, existing, owners)
         if existing is None and unique_names and row.declared and not row.owned:
             names = self._models.names
-            other_owner = names.find(name, row.kind, external_name, other_than=str(row.key))
+            is_path = capabilities is not None and capabilities.path_names
+            other_owner = names.find(
+                name, row.kind, external_name, other_than=str(row.key), is_path=is_path
+            )
         if not (is_late or is_news(object_digest, row, other_owner)) or is_too_large(existing):
             return None
         if existing is not None and self._twins is not None:

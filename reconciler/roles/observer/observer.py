@@ -302,6 +302,7 @@ class Observer:
             self._now(),
             self._clock(),
             unique_names=capabilities is None or capabilities.deterministic_names,
+            path_names=capabilities is not None and capabilities.path_names,
         )
         count, unreadable = 0, UnreadableObjectsError("", ())
         gate = self._gates.of(config_name)

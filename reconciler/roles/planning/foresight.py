@@ -626,7 +626,8 @@ class Foresight:
         unique = capabilities is None or capabilities.deterministic_names
         scope = config.scope
         began = ListingBegan(name, kind, next(self._positions), scope.prefix, scope.labels)
-        listing = ListingAssembler(began, self._now, unique_names=unique)
+        paths = capabilities is not None and capabilities.path_names
+        listing = ListingAssembler(began, self._now, unique_names=unique, path_names=paths)
         listing.add(objects.values())
         complete = listing.complete(len(objects))
         rows, damage = self._models.status, self._models.damage.values()

@@ -17,7 +17,8 @@ _logger = structlog.get_logger(__name__)
 
 def search_names(models: ReadModels, name: ExternalName) -> str:
     """Return the resource other than the requester that owns a name, or ""."""
-    return models.names.find(name.config, name.kind, name.name, other_than=name.requester)
+    config, kind, external_name, requester, is_path = name
+    return models.names.find(config, kind, external_name, other_than=requester, is_path=is_path)
 
 
 class NameChecks:
@@ -29,12 +30,14 @@ class NameChecks:
         self._waiting: list[tuple[ExternalName, asyncio.Future[str]]] = []
         self._request: asyncio.Task[None] | None = None
 
-    async def find_owner(self, key: ResourceKey, action: Action) -> str:
+    async def find_owner(self, key: ResourceKey, action: Action, *, is_path: bool) -> str:
         """Return the other resource that owns the name of a creation, or "".
 
         Raises ``NotCalledError`` if no observer answers.
         """
-        name = ExternalName(action.provider_config, key.kind, action.external_name, str(key))
+        name = ExternalName(
+            action.provider_config, key.kind, action.external_name, str(key), is_path
+        )
         if self._models is not None:
             return search_names(self._models, name)
         answer = asyncio.get_running_loop().create_future()

@@ -350,7 +350,8 @@ class Worker:
         """
         capabilities = self._providers.capabilities(key.kind)
         if capabilities is None or capabilities.deterministic_names:
-            owner = await self._names.find_owner(key, action)
+            is_path = capabilities is not None and capabilities.path_names
+            owner = await self._names.find_owner(key, action, is_path=is_path)
             if owner:
                 raise NameTakenError(owner)
 
