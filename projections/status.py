@@ -327,8 +327,8 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
             row.reason = data.reason
             row.message = data.message
             row.conditions = data.conditions
-            if data.outcome == "Conflict" and not row.owned:
-                row.reserves_name = False  # the name belongs to another object or resource
+            if (data.outcome, data.reason) == ("Conflict", "OwnedByAnother") and not row.owned:
+                row.reserves_name = False  # the name belongs to another resource
             row.availability = data.availability
         case ActionDecided(action):
             row.doubted = False  # an approved hold ends with the action

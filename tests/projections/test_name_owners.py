@@ -79,11 +79,15 @@ def test_another_external_name_gives_the_lost_one_up() -> None:
     assert owner_of(story) == owner_of(story, "another") == ""
 
 
-def test_a_foreign_object_with_the_name_ends_the_claim_to_it() -> None:
-    story = converged_story()
+def test_only_an_object_of_another_resource_ends_the_claim_to_its_name() -> None:
+    """An object of no resource may be an earlier one of the same resource."""
+    story, theirs = converged_story(), api_object(uid="theirs")
     story.observe(None)
-    story.fail("Conflict", existing=api_object(uid="theirs"))
-    assert story.outcome == "Conflict"
+    story.fail("Conflict", existing=theirs)
+    assert (story.outcome, story.reason) == ("Conflict", "AlreadyExists")
+    assert owner_of(story) == str(FOO)
+    story.observe(theirs, belongs_to=OTHER)
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
     assert owner_of(story) == ""
 
 
