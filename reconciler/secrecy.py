@@ -356,7 +356,13 @@ def _forms(secret: str) -> Iterable[bytes]:
     """Return the forms that a secret may have after escapes are decoded."""
     whole = {secret, *_passwords(secret)}
     lines = [each for each in map(str.strip, secret.splitlines()) if _is_secret_line(each)]
-    plain = {_encode(each) for each in (*whole, *lines)}
+    changed = {
+        each
+        for value in whole
+        if len(value) >= MIN_TRUNCATED_CHARACTERS  # a shorter one in capitals could be any word
+        for each in (value.lower(), value.upper(), value.swapcase(), value[::-1])
+    }
+    plain = {_encode(each) for each in (*whole, *changed, *lines)}
     plain |= {b"".join(_latin(character) for character in each) for each in whole}
     forms: set[bytes] = set()
     for form in plain:  # a file may have thousands of lines, so each is processed separately
@@ -368,10 +374,8 @@ def _forms(secret: str) -> Iterable[bytes]:
             variants.add(decoded)
         forms |= variants
     for value in whole:
-        if len(value) >= MIN_TRUNCATED_CHARACTERS:  # a shorter one in capitals could be any word
+        if len(value) >= MIN_TRUNCATED_CHARACTERS:
             content = _encode(value)
-            forms |= {_encode(changed) for changed in (value.lower(), value.upper())}
-            forms |= {_encode(changed) for changed in (value.swapcase(), value[::-1])}
             forms.add(base64.b32encode(content)[: 8 * len(content) // 5])
     for value in whole.union(lines if len(lines) <= _MAX_PARTS else ()):
         content = _encode(value)

@@ -276,6 +276,16 @@ def test_a_password_is_hidden_on_its_own_in_every_encoding(secret: str) -> None:
     assert unhidden == []
 
 
+def test_a_secret_that_seems_to_contain_escapes_is_hidden_in_every_encoding() -> None:
+    secret = 'Qx/9+"kZ&<p%41\\Lm7=?tR'
+    secrecy = Secrecy(secret)
+    encodings = encode_in_every_way(secret)
+    shown = [
+        name for name, encoding in encodings.items() if HIDDEN not in secrecy.hide(f"«{encoding}»")
+    ]
+    assert shown == []
+
+
 def test_a_line_of_a_secret_is_hidden_in_base64_and_hexadecimal() -> None:
     secrecy = Secrecy(f"the account is\nann\n{_PASSWORD}\n")
     for encode in (*BASE64.values(), ESCAPES["hexadecimal"], ESCAPES["HEXADECIMAL"]):

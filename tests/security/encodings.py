@@ -201,9 +201,14 @@ def encode_in_every_way(secret: str) -> dict[str, str]:
     ways["Base64 in a URL"] = quote(base64_between(b"user:", b"")(secret), safe="")
     ways["HTML in JSON"] = escape_like_go(html.escape(f"<b>{secret}</b>"))
     ways["cut off at the end"] = secret[: len(secret) * 3 // 4]
-    ways["lower case"] = secret.lower()
-    ways["upper case"] = secret.upper()
-    ways["swapped case"] = secret.swapcase()
-    ways["reversed"] = secret[::-1]
+    changed = {
+        "lower case": secret.lower(),
+        "upper case": secret.upper(),
+        "swapped case": secret.swapcase(),
+        "reversed": secret[::-1],
+    }
+    for name, text in changed.items():
+        ways |= {name: text, f"{name} in JSON": escape_like_go(text)}
+        ways[f"{name} in HTML"] = html.escape(text)
     ways["Base32"] = base64.b32encode(secret.encode()).decode()
     return ways
