@@ -84,8 +84,8 @@ class Allow(ManifestStruct, frozen=True):
     privileges: Annotated[
         _Patterns,
         description(
-            "Privileges that reach beyond the databases: createRole and replication for database "
-            "roles, and extension:NAME for databases."
+            "Privileges that reach beyond the databases: createRole, replication and predefined "
+            "roles such as pg_monitor for database roles, and extension:NAME for databases."
         ),
     ] = ()
     renderers: Annotated[_Patterns, description("Renderers that Git sources may use.")] = ()

@@ -529,6 +529,10 @@ class Action(msgspec.Struct, frozen=True, gc=False, rename="camel", omit_default
             "empty if none. A worker does not make the call if the object then has other data."
         ),
     ] = ""
+    claims: Annotated[
+        tuple[str, ...],
+        description("What only this object of the API has, such as a port (`Kind.find_claims`)."),
+    ] = ()
 
     @property
     def namespace(self) -> str:

@@ -11,6 +11,8 @@ from typing import Final
 
 import msgspec
 
+from events.names import ResourceKey
+from events.reference import may_refer
 from projections.status import StatusRow
 
 _MANY: Final = 8
@@ -109,6 +111,16 @@ class NameOwners:
         return min((each for each in owners if each != other_than), default="")
 
 
+def claim_name(claim: str) -> str:
+    """Return the name of a claim in the index, which no object can have."""
+    return f"\n{claim}"
+
+
+def may_use(owner: StatusRow, user: ResourceKey) -> bool:
+    """Return whether a resource may use the object of another one, as with a reference."""
+    return may_refer(owner.key, user.namespace, owner.referenced_from)
+
+
 def _names_above(name: str) -> list[str]:
     """Return the directories of a path: ``a`` and ``a/b`` for ``a/b/c``."""
     segments = name.split("/")
@@ -125,5 +137,6 @@ def owned_names(row: StatusRow) -> tuple[int, ...]:
     names = {row.external_name} if row.owned else set[str]()
     if row.reserves_name:
         names.add(row.declared_name or row.external_name)
+    names |= {claim_name(each) for each in (*row.claims, *row.pending_claims)}
     names |= {f"{above}/" for name in names if "/" in name for above in _names_above(name)}
     return tuple(hash((row.provider_config, row.kind, each)) for each in names)

@@ -28,7 +28,7 @@ from events.names import ResourceKey
 from projections.ownership import NameOwners, OwnershipRow, owned_names, ownership_of
 from projections.status import StatusRow, fold_status
 
-SCHEMA = 31
+SCHEMA = 32
 """Schema of the rows. Increase it when a row's meaning changes, so that stored rows are rebuilt."""
 
 STATUS = "status"

@@ -118,6 +118,9 @@ class StatusRow(msgspec.Struct, gc=False, rename="camel", omit_defaults=True):
     owned_reason: str = ""
     uid: str | None = None
     belongs_to: str = ""  # another resource to which the object or its name belongs
+    # claims of the object, and of the write in flight (`Kind.find_claims`)
+    claims: tuple[str, ...] = ()
+    pending_claims: tuple[str, ...] = ()
     # whether the resource owned an object with its declared name, and has not given the name up
     reserves_name: bool = False
 
@@ -575,7 +578,7 @@ def _apply_endings(row: StatusRow, endings: Endings) -> None:
     """Clear the state that an event ends. An action's wait ends with the action."""
     if endings.action:
         row.action_id = row.operation = row.pending_name = ""
-        row.attempt = 0
+        row.attempt, row.pending_claims = 0, ()
     if endings.wait and not row.action_id:
         row.retry_at = None
     if endings.deadlines:
@@ -590,7 +593,7 @@ def _start_attempt(row: StatusRow, action: Action, attempt: int) -> None:
     if action.purpose == "Renew":
         row.renewal_at = None
     row.operation = action.operation
-    row.attempt = attempt
+    row.attempt, row.pending_claims = attempt, action.claims
     row.pending_digest = row.pending_name = ""
     if action.operation == "Create":
         row.pending_name = action.external_name
@@ -659,7 +662,7 @@ def _fold_success(row: StatusRow, event: LogEvent, data: ActionSucceeded) -> Non
             replace(each, status="Unknown", reason="Created") if each.type == "Ready" else each
             for each in row.conditions
         )
-    row.observed_digest = pending_digest
+    row.observed_digest, row.claims = pending_digest, row.pending_claims
     if data.object is not None:
         # an update may have found another object, which is not owned
         row.uid = row.uid or data.object.uid
@@ -729,6 +732,7 @@ def _clear_ownership(row: StatusRow, *, keeps_name: bool = False) -> None:
     """
     is_kept = row.reserves_name or _has_declared_name(row)
     row.owned, row.reserves_name = False, keeps_name and row.declared and is_kept
+    row.claims = row.claims if row.reserves_name else ()
     if not row.retiring:  # otherwise, the replaced object is owned
         row.owned_by, row.owned_since, row.owned_reason = "", None, ""
     row.renewal_at = row.progress_at = row.available_at = None

@@ -272,13 +272,17 @@ class IntakeWriter(Protocol):
 
 
 class ExternalName(NamedTuple):
-    """A name in an API that a resource is about to use. ``is_path``: see ``Capabilities``."""
+    """A name in an API that a resource is about to use. ``is_path``: see ``Capabilities``.
+
+    ``is_use``: the resource only uses the object with this name, which the owner may permit.
+    """
 
     config: str
     kind: str
     name: str
     requester: str
     is_path: bool = False
+    is_use: bool = False
 
 
 NameSearch = Callable[[ExternalName], str]

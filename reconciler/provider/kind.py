@@ -88,6 +88,24 @@ class Progress(NamedTuple):
     deadline_seconds: float
 
 
+class ObjectUse(NamedTuple):
+    """A use of another object of the same API: the field, and the kind and name of the object."""
+
+    path: str
+    kind: str
+    name: str
+
+
+def no_claims(_external_name: str, _fields: Fields) -> Sequence[str]:
+    """Return no claims: the default for a kind."""
+    return ()
+
+
+def no_uses(_external_name: str, _fields: Fields) -> Sequence[ObjectUse]:
+    """Return no uses of other objects: the default for a kind."""
+    return ()
+
+
 def _unchanged(fields: Fields) -> Fields:
     return fields
 
@@ -256,6 +274,19 @@ class Kind:
     """Returns what a new object takes over from the one that it replaces.
 
     If this field is None, a replacement loses the same data as a deletion.
+    """
+
+    find_claims: Callable[[str, Fields], Sequence[str]] = field(default=no_claims)
+    """Returns what only this object of its API has, such as a port, given its name and fields.
+
+    A resource keeps it from those in other namespaces, as it keeps its name (ADR 0084). A claim is
+    a path, and includes those above and below it: ``tcp/80`` is port 80 of all addresses.
+    """
+
+    find_uses: Callable[[str, Fields], Sequence[ObjectUse]] = field(default=no_uses)
+    """Returns the other objects that an object uses, given its external name and fields.
+
+    An object of a resource in another namespace requires the permission of that resource.
     """
 
     find_host_uses: Callable[[Fields], Sequence[HostUse]] = field(default=no_host_uses)

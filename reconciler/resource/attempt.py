@@ -83,6 +83,7 @@ def new_action(
     spec, existing = state.desired.spec, state.observed.object
     location = owned or spec
     assert location is not None
+    name = external_name or location.external_name
     replaces = existing if operation == "Update" else None
     if data_loss is None:
         data_loss = _describe_loss(operation, purpose, fields, state, context)
@@ -95,7 +96,7 @@ def new_action(
             operation=operation,
             generation=state.desired.generation,
             provider_config=location.provider_config,
-            external_name=external_name or location.external_name,
+            external_name=name,
             causes=(state.cause,) if state.cause else (),
             fields=fields,
             labels=labels,
@@ -105,8 +106,17 @@ def new_action(
             definition=state.desired.resolved_by,
             epoch=context.epoch,
             data_loss=data_loss,
+            claims=_find_claims(operation, name, fields, context),
         )
     )
+
+
+def _find_claims(
+    operation: Operation, name: str, fields: Fields, context: Context
+) -> tuple[str, ...]:
+    if context.kind is None or operation == "Delete":
+        return ()
+    return tuple(context.kind.find_claims(name, fields))
 
 
 def _describe_loss(

@@ -446,15 +446,9 @@ async def test_a_creation_is_retried_if_no_observer_answers(log: JetStreamLog) -
 async def test_names_that_wait_for_an_answer_are_asked_together() -> None:
     names = Names("team/Shape/other")
     checks = NameChecks(names, None)
-    actions = [action_event(new_key(), "Create") for _ in range(20)]
-    owners = await asyncio.gather(
-        *(
-            checks.find_owner(each.key, each.data.action)
-            for each in actions
-            if isinstance(each.data, ActionDecided)
-        )
-    )
-    assert owners == ["team/Shape/other"] * 20
+    asked = [ExternalName("default", "Shape", f"name-{each}", "me/Shape/x") for each in range(20)]
+    owners = await asyncio.gather(*(checks.find_owners([each]) for each in asked))
+    assert owners == [["team/Shape/other"]] * 20
     assert [len(each) for each in names.requests] == [20]
 
 

@@ -19,7 +19,7 @@ LOG_ONLY_FIELDS: Final = frozenset(
         *("namespace", "kind", "name", "position", "since", "changed_at", "observed_at"),
         # Names, times and numbers that the aggregate does not need.
         *("owned_by", "owned_since", "owned_reason", "drifts", "released", "uncertain_names"),
-        "reserves_name",
+        *("reserves_name", "claims", "pending_claims"),
         "is_unconfirmed",
         *("unmet_since", "pending_level", "silence_event"),
         # The state has them only while an outcome or a wait is current.

@@ -38,12 +38,13 @@ def row(namespace: str, **more: Any) -> StatusRow:
     )
 
 
-async def find_owners(*rows: StatusRow) -> dict[str, str | None]:
+async def find_owners(*rows: StatusRow, unique_names: bool = True) -> dict[str, str | None]:
     """Return which resources learn of an unlabeled object, with its other owner."""
     began = ListingBegan("default", "Shape", 5)
-    listing = ListingAssembler(began, None)
+    listing = ListingAssembler(began, None, unique_names=unique_names)
     by_name = {str(each.key): each for each in rows}
-    findings = await compare_listing(listing, {"foo": FOO}, by_name, CONFIG, "log")
+    objects = {listing.object_key(FOO.name, FOO.uid): FOO}
+    findings = await compare_listing(listing, objects, by_name, CONFIG, "log")
     return {key.namespace: each.belongs_to for key, each in findings.observed}
 
 
@@ -114,3 +115,13 @@ async def test_of_two_owners_only_the_second_learns_of_the_other() -> None:
 async def test_the_absence_of_an_owned_object_with_an_unknown_state_is_reported() -> None:
     awaiting = owner_row(observed_digest="", reason=AWAITING_READ)
     assert await find_absences(awaiting) == {"owner": ""}
+
+
+@pytest.mark.parametrize("unique_names", [True, False])
+@pytest.mark.parametrize("waiting", [{}, {"observed_uid": "u1", "reason": AWAITING_READ}])
+async def test_a_creation_in_doubt_keeps_its_result_from_others(
+    waiting: dict[str, Any], unique_names: bool
+) -> None:
+    creating = row("owner", action_id="a1", operation="Create", outcome="Held")
+    found = await find_owners(creating, row("other", **waiting), unique_names=unique_names)
+    assert found == {"other": OWNER}

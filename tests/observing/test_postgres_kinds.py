@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import yaml
+from msgspec.structs import replace
 from psycopg import sql
 
 from events.intake import Withdrawn
 from events.log import ActionDecided
-from events.manifest import Manifest
+from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.backup.backup import save_log
@@ -339,3 +340,48 @@ async def test_nothing_is_written_while_nothing_differs(example: Example) -> Non
     count_before = await actions()
     await world.until_observed_again(3)
     assert await actions() == count_before == len(example.declared)
+
+
+async def test_46_another_namespace_changes_nothing_without_permission(example: Example) -> None:
+    world = example.world
+    await example.do(
+        'CREATE ROLE "orders-ext"', 'GRANT CONNECT ON DATABASE "orders" TO "orders-ext"'
+    )
+
+    def rival(kind: str, name: str, **spec: object) -> Manifest:
+        name = example.name(name)
+        metadata = Metadata(
+            re.sub(r"[^a-z-]", "-", name), "rival", {}, {EXTERNAL_NAME_ANNOTATION: name}
+        )
+        return Manifest(
+            "postgres/v1", kind, metadata, {"providerConfigRef": {"name": "postgres"}, **spec}
+        )
+
+    absent = {"mode": "Absent", "adoption": "Adopt"}
+    revoking = rival("Grant", "orders-ext@orders", privileges=["CONNECT"], policy=absent)
+    own = rival("DatabaseRole", "orders-rival")
+    opening = rival("Grant", "orders-rival@orders", privileges=["CONNECT"])
+    joining = rival("DatabaseRole", "orders-joining", memberOf=[example.name("orders-app")])
+    keeping = rival("Database", "orders-keeping", owner=example.name("orders-app"))
+    copying = rival("Database", "orders-copying", template=example.prefix)
+    await world.declare_all([revoking, own, opening, joining, keeping, copying])
+    await world.until_outcome(own.key, "Converged")
+    refused = await world.until_outcome(revoking.key, "Conflict", reason="OwnedByAnother")
+    assert "default" not in refused.message
+    for each in (joining, keeping, copying):
+        waiting = await world.until_outcome(each.key, "Degraded", reason="NotDone")
+        assert "belongs to a resource in another namespace; that resource must" in waiting.message
+    granted = (
+        "SELECT count(*) FROM pg_database, aclexplode(datacl) JOIN pg_roles r ON r.oid = grantee"
+        " WHERE datname = 'orders' AND rolname = '{}'"
+    )
+    await example.until(granted.format("orders-ext"), 1, "its privilege is kept")
+    await example.until(granted.format("orders-rival"), 0, "no privilege is granted")
+    roles = "SELECT count(*) FROM pg_auth_members m JOIN pg_roles r ON r.oid = member"
+    await example.until(f"{roles} WHERE rolname = 'orders-joining'", 0, "no membership")
+
+    (database,) = (each for each in example.declared if each.kind == "Database")
+    policy = {**database.spec.get("policy", {}), "referencedFrom": ["rival"]}
+    await world.declare_all([replace(database, spec={**database.spec, "policy": policy})])
+    await example.until(granted.format("orders-rival"), 1, "the owner permits it")
+    await example.until(granted.format("orders-ext"), 0, "the owner permits it")

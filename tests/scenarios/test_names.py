@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,8 @@ from events.provider_config import ProviderConfigSpec
 from infra.providers.file import FILE
 from reconciler.provider.kind import KindRegistry
 from reconciler.wiring import ROLES
-from tests.scenarios.harness import World
+from shapes_api.kinds.shapes import SHAPE
+from tests.scenarios.harness import World, api_config
 
 RIVALS = [ResourceKey("rival", "Shape", f"rival-{number}") for number in range(20)]
 
@@ -110,3 +112,43 @@ async def test_46_the_path_of_a_lost_file_becomes_no_directory(bare_world: World
     await world.publish(ours.key, Withdrawn())
     await world.until_outcome(below.key, "Converged")
     assert (root / "app/config.ini/x").read_text() == "rival"
+
+
+async def test_46_what_an_object_has_alone_stays_with_its_resource(bare_world: World):
+    """Such as a port of the host, which an API refuses only while the first object exists."""
+    world = bare_world
+    claiming = replace(SHAPE, find_claims=lambda _name, fields: [f"color/{fields['color']}"])
+    world.kinds = KindRegistry([claiming])
+    await world.start_reconciler()
+    await world.configure(api_config(world.human.url))
+    await world.declare("foo", color="Red")
+    await world.until_outcome("foo", "Converged")
+
+    def rival(color: str) -> Manifest:
+        return Manifest(
+            "shapes/v1", "Shape", Metadata("bar", "rival"), {"type": "Circle", "color": color}
+        )
+
+    await world.declare_all([rival("Red")])
+    waiting = await world.until_outcome(rival("Red").key, "Degraded", reason="NotDone")
+    assert "color/Red belongs to a resource in another namespace; " in waiting.message
+    for _ in range(3):
+        await world.human.delete("foo")
+        await world.declare_all([rival("Red")])
+
+        async def is_back() -> bool:
+            return await world.human.find("foo") is not None
+
+        await world.until(is_back, "the owner creates its object again")
+        assert await world.human.find("bar") is None
+
+    await world.declare_all([rival("Green")])
+    await world.until_outcome(rival("Green").key, "Converged")
+    await world.declare_all([rival("Red")])
+    await world.until_outcome(rival("Red").key, "Degraded", reason="NotDone")
+    found = await world.human.find("bar")
+    assert found is not None
+    assert found["color"] == "Green"
+
+    await world.declare("foo", color="Blue")
+    await world.until_outcome(rival("Red").key, "Converged")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Annotated, Final, Literal
 
@@ -24,7 +25,7 @@ from infra.providers.certificates.spec import (
     seconds_of,
 )
 from reconciler.provider import Capabilities
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import Kind, ObjectUse
 from reconciler.provider.lazy import lazy
 
 DEFAULT_DURATION: Final = "90d"
@@ -154,6 +155,16 @@ def normalize(fields: Fields) -> Fields:
     }
 
 
+def find_claims(external_name: str, fields: Fields) -> Sequence[str]:
+    """Return the directory of a certificate's files."""
+    return [fields.get("folder") or external_name]
+
+
+def find_uses(_external_name: str, fields: Fields) -> Sequence[ObjectUse]:
+    """Return the issuer of a certificate."""
+    return [ObjectUse("spec.issuer", "Issuer", fields["issuer"])]
+
+
 def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:
     """Return when a certificate must be renewed."""
     return renewal_at(fields.get("renewBefore"), observed)
@@ -174,5 +185,7 @@ CERTIFICATE = Kind(
     name_problem=name_problem,
     outputs=CertificateOutputs,
     renewal_time=renewal_time,
+    find_claims=find_claims,
+    find_uses=find_uses,
 )
 """The ``Certificate`` kind."""

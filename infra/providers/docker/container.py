@@ -14,7 +14,9 @@ from infra.providers.docker.spec import (
     ContainerOutputs,
     comparable,
     describe_data_loss,
+    find_claims,
     find_host_uses,
+    find_uses,
     guards_data,
     has_finished,
     inherit,
@@ -83,7 +85,9 @@ CONTAINER = Kind(
     describe_data_loss=describe_data_loss,
     guards_data=guards_data,
     inherit=inherit,
+    find_claims=find_claims,
     find_host_uses=find_host_uses,
+    find_uses=find_uses,
     immutable=frozenset({*_immutable, "labels"}),
 )
 """The ``Container`` kind."""

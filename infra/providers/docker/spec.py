@@ -17,7 +17,7 @@ from events.external import ExternalObject
 from events.manifest import Fields
 from events.secret import SecretRef
 from reconciler.provider.host_access import HostUse, format_address
-from reconciler.provider.kind import Inheritance
+from reconciler.provider.kind import Inheritance, ObjectUse
 
 CPU_PERIOD_MICROSECONDS: Final = 100_000
 MIN_MEMORY_BYTES: Final = 6 * 1024 * 1024
@@ -38,6 +38,7 @@ DEFAULT_NETWORK: Final = "bridge"
 DEFAULT_RESTART: Final = "always"
 
 ALL_ADDRESSES: Final = "0.0.0.0"  # noqa: S104 - how the Engine writes it
+_ALL: Final = frozenset({None, "", "::", ALL_ADDRESSES})
 _USER_AND_GROUP: Final = re.compile(r"([0-9]{1,10})(?::([0-9]{1,10}))?", re.ASCII)
 _DEPLOYMENT: Final = "Deployment"
 _UNRESTRICTED_NETWORKS: Final = frozenset({DEFAULT_NETWORK, "none"})
@@ -420,6 +421,27 @@ def _describe_volumes(container: str, volumes: Mapping[str, str]) -> str:
         f"the only reference to the anonymous volumes of container {container}: {listed}, which "
         "stay on the Engine"
     )
+
+
+def find_claims(_external_name: str, fields: Fields) -> Sequence[str]:
+    """Return the ports of the host that a container publishes."""
+    ports: list[Fields] = fields.get("ports") or []
+    return [
+        f"{each.get('protocol', 'tcp')}/{each['host']}"
+        + ("" if each.get("address") in _ALL else f"/{each['address']}")
+        for each in ports
+        if each.get("host")
+    ]
+
+
+def find_uses(_external_name: str, fields: Fields) -> Sequence[ObjectUse]:
+    """Return the named volumes that a container mounts."""
+    mounts: list[Fields] = fields.get("mounts") or []
+    return [
+        ObjectUse("spec.mounts.source", "Volume", each["source"])
+        for each in mounts
+        if each.get("source") and each.get("type") != "bind" and "/" not in each["source"]
+    ]
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:

@@ -52,7 +52,7 @@ from reconciler.errors import (
     RefusedError,
 )
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.kind import Kind
+from reconciler.provider.kind import Kind, ObjectUse
 from reconciler.provider.listing import Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
@@ -436,6 +436,11 @@ def comparable(fields: Fields) -> Fields:
     return {name: value for name, value in fields.items() if name != "stream"}
 
 
+def find_uses(external_name: str, _fields: Fields) -> Sequence[ObjectUse]:
+    """Return the stream of a consumer."""
+    return [ObjectUse("stream", "Stream", external_name.partition("/")[0])]
+
+
 def name_problem(name: str) -> str | None:
     """Describe what is wrong with a consumer's external name; None if it is valid."""
     parts = name.split("/")
@@ -545,6 +550,7 @@ CONSUMER = Kind(
     connect=ConsumersProvider,
     normalize=normalize,
     name_problem=name_problem,
+    find_uses=find_uses,
     outputs=StreamOutputs,
     ready=ready,
     keeps_readiness=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from infra.providers.nftables.spec import (
     ServiceFields,
     ServiceOutputs,
+    find_claims,
     find_host_uses,
     name_problem,
     normalize,
@@ -32,6 +33,7 @@ SERVICE = Kind(
     outputs=ServiceOutputs,
     ready=ready,
     keeps_readiness=True,
+    find_claims=find_claims,
     find_host_uses=find_host_uses,
 )
 """The ``Service`` kind."""

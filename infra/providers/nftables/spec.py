@@ -102,6 +102,11 @@ class ServiceOutputs(msgspec.Struct, frozen=True):
     port: Annotated[int, msgspec.Meta(description="Port that clients connect to.")]
 
 
+def find_claims(_external_name: str, fields: Fields) -> Sequence[str]:
+    """Return the port of a service and its address."""
+    return [f"{fields['protocol']}/{fields['port']}/{fields['address']}"]
+
+
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return the host addresses that a service uses as front and as backends (ADR 0060)."""
     front = HostUse("spec.address", "listen", f"{fields['address']}:{fields['port']}")

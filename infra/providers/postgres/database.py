@@ -8,6 +8,7 @@ from infra.providers.postgres.database_spec import (
     comparable,
     describe_data_loss,
     find_host_uses,
+    find_uses,
     normalize,
 )
 from infra.providers.postgres.names import database_problem
@@ -29,6 +30,7 @@ DATABASE = Kind(
     name_problem=database_problem,
     outputs=DatabaseOutputs,
     find_host_uses=find_host_uses,
+    find_uses=find_uses,
     immutable=frozenset({"encoding", "locale"}),
     describe_data_loss=describe_data_loss,
 )

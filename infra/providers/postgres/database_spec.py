@@ -11,6 +11,7 @@ from events.external import ExternalObject
 from events.manifest import Fields
 from infra.providers.postgres.names import MAX_NAME_BYTES
 from reconciler.provider.host_access import HostUse
+from reconciler.provider.kind import ObjectUse
 
 UNLIMITED = -1
 ENCODINGS = (
@@ -149,6 +150,13 @@ def describe_data_loss(fields: Fields | None, observed: ExternalObject) -> str:
     if not removed:
         return ""
     return f"the data of these extensions in database {observed.name}: {', '.join(sorted(removed))}"
+
+
+def find_uses(_external_name: str, fields: Fields) -> Sequence[ObjectUse]:
+    """Return the owner of a database, and the database that it copies."""
+    owner, template = fields.get("owner"), fields.get("template")
+    uses = [ObjectUse("spec.owner", "DatabaseRole", owner)] if owner else []
+    return [*uses, ObjectUse("spec.template", "Database", template)] if template else uses
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:

@@ -6,6 +6,7 @@ from infra.providers.postgres.grant_spec import (
     GrantFields,
     GrantOutputs,
     comparable,
+    find_uses,
     grant_problem,
     normalize,
 )
@@ -27,5 +28,6 @@ GRANT = Kind(
     comparable=comparable,
     name_problem=grant_problem,
     outputs=GrantOutputs,
+    find_uses=find_uses,
 )
 """The ``Grant`` kind."""

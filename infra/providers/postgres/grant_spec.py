@@ -7,7 +7,7 @@ exists while that set is not empty. So its name contains both: ``GRANTEE@DATABAS
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal, NamedTuple
 
 import msgspec
@@ -15,6 +15,7 @@ import msgspec
 from events.manifest import Fields
 from infra.providers.postgres.database_spec import Name
 from infra.providers.postgres.names import PUBLIC, name_problem, role_problem
+from reconciler.provider.kind import ObjectUse
 
 Level = Literal["database", "schema", "tables", "sequences", "functions"]
 Privilege = Literal[
@@ -142,6 +143,17 @@ def parse_target(name: str) -> GrantTarget | None:
             return GrantTarget(grantee, database, schema, _SCHEMA_LEVELS[each])
         case _:
             return None
+
+
+def find_uses(external_name: str, _fields: Fields) -> Sequence[ObjectUse]:
+    """Return the role and the database of a grant."""
+    target = parse_target(external_name)
+    if target is None:
+        return ()
+    return (
+        ObjectUse("role", "DatabaseRole", target.grantee),
+        ObjectUse("database", "Database", target.database),
+    )
 
 
 def grant_problem(name: str) -> str | None:

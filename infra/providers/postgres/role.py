@@ -9,6 +9,7 @@ from infra.providers.postgres.role_spec import (
     comparable,
     explain_kept,
     find_host_uses,
+    find_uses,
     normalize,
 )
 from reconciler.provider import Capabilities
@@ -29,6 +30,7 @@ DATABASE_ROLE = Kind(
     name_problem=role_problem,
     outputs=DatabaseRoleOutputs,
     find_host_uses=find_host_uses,
+    find_uses=find_uses,
     explain_kept=explain_kept,
 )
 """The ``DatabaseRole`` kind."""

@@ -14,6 +14,7 @@ from events.secret import DEFAULT_STORE, SecretRef
 from infra.providers.postgres.database_spec import UNLIMITED, ConnectionLimit, Name
 from infra.providers.times import check_time, in_utc
 from reconciler.provider.host_access import HostUse
+from reconciler.provider.kind import ObjectUse
 
 SUPERUSER_EQUIVALENTS = frozenset(
     {"pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"}
@@ -159,17 +160,26 @@ def comparable(fields: Fields) -> Fields:
     return fields
 
 
+def find_uses(_external_name: str, fields: Fields) -> Sequence[ObjectUse]:
+    """Return the roles of which a role is a member."""
+    return [
+        ObjectUse("spec.memberOf", "DatabaseRole", each) for each in fields.get("memberOf") or ()
+    ]
+
+
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
     """Return the attributes that grant access beyond the databases (ADR 0060).
 
     Up to PostgreSQL 15, a role that can create roles can grant itself the right to run programs on
-    the host. A role that can start replication can read the server's files.
+    the host. A role that can start replication can read the server's files. Predefined roles read
+    the data of all databases, or end the sessions of other roles.
     """
+    predefined = [each for each in fields.get("memberOf") or () if each.startswith("pg_")]
     return [
         HostUse(f"spec.{name}", "privileges", name, "set it to false")
         for name in ("createRole", "replication")
         if fields.get(name)
-    ]
+    ] + [HostUse("spec.memberOf", "privileges", each) for each in predefined]
 
 
 def explain_kept(fields: Fields, observed: ExternalObject) -> str:

@@ -18,12 +18,14 @@ from events.external import ExternalObject, digest, identity
 from events.hold import Hold
 from events.intake import ListingBegan, LossCount, Observed, UndeclaredObjects, UnmanagedCount
 from events.integrity import LogDamage
+from events.manifest import Fields
 from events.names import ResourceKey, name_for_external
 from events.provider_config import DeletionGuard, LossGuard, ProviderConfigSpec, is_within
 from events.wording import plural
-from projections.ownership import NameOwners
+from projections.ownership import NameOwners, may_use
 from projections.status import StatusRow
 from reconciler.process_secrets import PROCESS_SECRETS
+from reconciler.provider.kind import ObjectUse, no_uses
 from reconciler.resource.new_scope import MAX_NAMES
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ, is_new_count
 from reconciler.resource.owner_label import (
@@ -54,7 +56,8 @@ class ListingAssembler:
     ``began_at``: start time. ``began_monotonic``: start on the local monotonic clock, None if
     another process started the listing. If ``unique_names`` is false, the API assigns ids, and two
     objects may have the same name. ``path_names``: see ``Capabilities``. ``has_unknown_names``:
-    objects with unknown names exist, so the listing does not prove absence.
+    objects with unknown names exist, so the listing does not prove absence. ``find_uses``: see
+    ``Kind``.
     """
 
     def __init__(
@@ -65,9 +68,11 @@ class ListingAssembler:
         *,
         unique_names: bool = True,
         path_names: bool = False,
+        find_uses: Callable[[str, Fields], Sequence[ObjectUse]] = no_uses,
     ) -> None:
         self.unique_names = unique_names
         self.path_names = path_names
+        self.find_uses = find_uses
         self.began = began
         self.began_at = began_at
         self.began_monotonic = began_monotonic
@@ -209,7 +214,7 @@ async def compare_listing(
     losses = await _count_losses(listing, objects, known)
     observations: list[tuple[ResourceKey, Observed]] = []
     creators: set[ResourceKey] = set()
-    find_other_owner = partial(_find_other_owner, listing, names or NameOwners())
+    find_other_owner = partial(_find_other_owner, listing, names or NameOwners(), all_rows=rows)
     searches = searches or SearchTurns(PROCESS_SECRETS)
     secrecy = searches.secrecy
     async for chunk in in_slices(objects.items()):
@@ -455,18 +460,21 @@ def _assign_by_name(
     """Assign rows without an id by name: declared ones, and those with a creation in flight."""
     keys_by_name: dict[str, list[str]] = {}
     unclaimed_by_name: dict[str, list[str]] = {}
+    unowned_by_name: dict[str, list[str]] = {}
     for object_key, each in objects.items():
         resources = known.get(object_key, ())
         if all(map(_is_about_to_claim, resources)):
             keys_by_name.setdefault(each.name, []).append(object_key)
         if not any(map(_has_claim, resources)):
             unclaimed_by_name.setdefault(each.name, []).append(object_key)
+        if not any(row.owned for row in resources):
+            unowned_by_name.setdefault(each.name, []).append(object_key)
     for row in rows:
         # A first observation must also report objects that only undeclared resources represent.
         object_keys = unclaimed_by_name if row.reason == AWAITING_LISTING else keys_by_name
         candidates = sorted(object_keys.get(row.external_name, ()))
-        if row.operation == "Create":  # any of them may be its result
-            for object_key in candidates:
+        if row.operation == "Create":  # any of them may be its result, also if others wait for it
+            for object_key in sorted(unowned_by_name.get(row.external_name, ())):
                 # An object that an undeclared resource is about to claim existed before. Matching
                 # this row as well would make the two resources yield to each other endlessly.
                 if not any(map(_is_about_to_claim, known.get(object_key, ()))):
@@ -556,7 +564,8 @@ def _find_affected(
         is_other = bool(row.uid or row.observed_uid) or listing.unique_names
         if is_other and listing.row_key(row) != listing.object_key(existing.name, existing.uid):
             continue  # a replaced object, which will be deleted
-        is_alone = len(rows) == 1 and not preferred_owner  # the common case
+        is_settled = row.owned or not row.declared
+        is_alone = is_settled and len(rows) == 1 and not preferred_owner  # the common case
         other_owner = (
             ""
             if is_alone
@@ -587,7 +596,12 @@ def _is_news(existing: ExternalObject, object_digest: str, row: StatusRow) -> bo
 
 
 def _find_other_owner(
-    listing: ListingAssembler, names: NameOwners, row: StatusRow, rows: Sequence[StatusRow]
+    listing: ListingAssembler,
+    names: NameOwners,
+    row: StatusRow,
+    rows: Sequence[StatusRow],
+    *,
+    all_rows: Mapping[str, StatusRow],
 ) -> str:
     """Return another resource that owns or claims this row's object, or "".
 
@@ -595,7 +609,8 @@ def _find_other_owner(
     a resource waits to claim an undeclared object, no other may adopt it, because each would yield
     to the other. Of several resources that wait to adopt it, the first to wait does. It may also be
     the result of a creation that has not ended: its label may be missing, or not written yet. Where
-    names are unique, the owner of a name owns it without an object, too.
+    names are unique, the owner of a name owns it without an object, too. What uses an object, such
+    as a privilege on a database, belongs to the owner of that object, unless it permits the use.
     """
     others = [each for each in rows if each is not row]
     if not _has_claim(row):
@@ -614,10 +629,12 @@ def _find_other_owner(
     claimant = min((str(each.key) for each in claimants), default="")
     if claimant or row.reserves_name or not listing.unique_names:
         return claimant
-    name = row.declared_name or row.external_name
-    return names.find(
-        row.provider_config, row.kind, name, other_than=str(row.key), is_path=listing.path_names
-    )
+    name, config = row.declared_name or row.external_name, row.provider_config
+    for use in listing.find_uses(name, {}):
+        owner = names.find(config, use.kind, use.name, other_than=str(row.key))
+        if owner and not may_use(all_rows[owner], row.key):
+            return owner
+    return names.find(config, row.kind, name, other_than=str(row.key), is_path=listing.path_names)
 
 
 def _has_claim(row: StatusRow) -> bool:

@@ -303,6 +303,7 @@ class Observer:
             self._clock(),
             unique_names=capabilities is None or capabilities.deterministic_names,
             path_names=capabilities is not None and capabilities.path_names,
+            find_uses=self._kinds[kind].find_uses,
         )
         count, unreadable = 0, UnreadableObjectsError("", ())
         gate = self._gates.of(config_name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from reconciler.errors import ConfigurationError, HostError
 from reconciler.provider import Capabilities, Provider, ProviderFactory
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.data_check import DataCheck
-from reconciler.provider.kind import Kind, KindRegistry
+from reconciler.provider.kind import Kind, KindRegistry, ObjectUse, no_uses
 from reconciler.provider.secrets import SecretStores
 from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.search_turns import SearchTurns
@@ -76,6 +77,13 @@ class ProviderPool:
         """Return the capabilities of a kind's API, or None if this process lacks the kind."""
         kind = self._kinds.find(kind_name)
         return None if kind is None else kind.capabilities
+
+    def find_uses(self, action: Action, kind_name: str) -> Sequence[ObjectUse]:
+        """Return the objects that a written object uses."""
+        kind = self._kinds.find(kind_name)
+        if kind is None or kind.find_uses is no_uses or action.operation == "Delete":
+            return ()
+        return kind.find_uses(action.external_name, action.fields)
 
     def data_check(self, action: Action, kind_name: str) -> DataCheck | None:
         """Return the check of the data that an action would lose; None if there is none to lose."""

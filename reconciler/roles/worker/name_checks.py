@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import structlog
 
-from events.log import Action
 from events.names import ResourceKey
+from projections.ownership import may_use
 from projections.read_models import ReadModels
 from reconciler.errors import NotCalledError
 from reconciler.ports import ExternalName, NameDirectory
@@ -16,9 +17,15 @@ _logger = structlog.get_logger(__name__)
 
 
 def search_names(models: ReadModels, name: ExternalName) -> str:
-    """Return the resource other than the requester that owns a name, or ""."""
-    config, kind, external_name, requester, is_path = name
-    return models.names.find(config, kind, external_name, other_than=requester, is_path=is_path)
+    """Return the resource other than the requester that owns a name, or "".
+
+    For a use, return only an owner in another namespace that does not permit it.
+    """
+    config, kind, external_name, requester, is_path, is_use = name
+    owner = models.names.find(config, kind, external_name, other_than=requester, is_path=is_path)
+    if owner and is_use and may_use(models.status[owner], ResourceKey.parse(requester)):
+        return ""
+    return owner
 
 
 class NameChecks:
@@ -30,21 +37,19 @@ class NameChecks:
         self._waiting: list[tuple[ExternalName, asyncio.Future[str]]] = []
         self._request: asyncio.Task[None] | None = None
 
-    async def find_owner(self, key: ResourceKey, action: Action, *, is_path: bool) -> str:
-        """Return the other resource that owns the name of a creation, or "".
+    async def find_owners(self, names: Sequence[ExternalName]) -> list[str]:
+        """Return the other resource that owns each name, or "".
 
         Raises ``NotCalledError`` if no observer answers.
         """
-        name = ExternalName(
-            action.provider_config, key.kind, action.external_name, str(key), is_path
-        )
         if self._models is not None:
-            return search_names(self._models, name)
-        answer = asyncio.get_running_loop().create_future()
-        self._waiting.append((name, answer))
-        if self._request is None:
+            return [search_names(self._models, each) for each in names]
+        loop = asyncio.get_running_loop()
+        questions = [(each, loop.create_future()) for each in names]
+        self._waiting += questions
+        if questions and self._request is None:
             self._request = asyncio.create_task(self._ask())
-        return await answer
+        return [await answer for _, answer in questions]
 
     async def _ask(self) -> None:
         """Ask for everything that waits, until nothing waits."""

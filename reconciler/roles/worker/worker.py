@@ -34,6 +34,7 @@ from events.log import (
 )
 from events.names import ResourceKey
 from events.provider_config import Scope
+from projections.ownership import claim_name
 from reconciler.errors import (
     ConfigurationError,
     NameTakenError,
@@ -49,6 +50,7 @@ from reconciler.ports import (
     ActionDelivery,
     ActionReader,
     EventLog,
+    ExternalName,
     IntakeMessageOut,
     IntakeWriter,
     NotStoredError,
@@ -309,8 +311,8 @@ class Worker:
         record = CallRecord()
         token = CALL_RECORD.set(record)
         try:
-            if action.operation == "Create" and not is_lookup:
-                await self._check_name(delivery.event.key, action)
+            if not is_lookup:
+                await self._check_names(delivery.event.key, action)
             can_check = self._can_check(config, kind)
             while (is_probe := await gate.enter(config)) and can_check:
                 await self._probe_api(gate, action, kind)
@@ -343,17 +345,43 @@ class Worker:
         finally:
             CALL_RECORD.reset(token)
 
-    async def _check_name(self, key: ResourceKey, action: Action) -> None:
-        """Raise `NameTakenError` if another resource owns the name of a new object.
+    async def _check_names(self, key: ResourceKey, action: Action) -> None:
+        """Check who owns the name of a new object, and the objects that an object uses.
 
-        The API would refuse the creation only while that resource's object exists.
+        The API would refuse the creation only while the other resource's object exists. Raises
+        `NameTakenError`, or ``NotCalledError`` for a use that the owner does not permit.
         """
         capabilities = self._providers.capabilities(key.kind)
-        if capabilities is None or capabilities.deterministic_names:
+        names: list[ExternalName] = []
+        config, requester = action.provider_config, str(key)
+        is_unique = capabilities is None or capabilities.deterministic_names
+        if action.operation == "Create" and is_unique:
             is_path = capabilities is not None and capabilities.path_names
-            owner = await self._names.find_owner(key, action, is_path=is_path)
-            if owner:
+            names.append(
+                ExternalName(config, key.kind, action.external_name, requester, is_path=is_path)
+            )
+        uses = self._providers.find_uses(action, key.kind)
+        names += [
+            ExternalName(config, kind, name, requester, is_use=True) for _, kind, name in uses
+        ]
+        names += [
+            ExternalName(config, key.kind, claim_name(each), requester, is_path=True, is_use=True)
+            for each in action.claims
+        ]
+        if not names:
+            return
+        owners = await self._names.find_owners(names)
+        for name, owner in zip(names, owners, strict=True):
+            if owner and not name.is_use:
                 raise NameTakenError(owner)
+        used = [f"{use.path}: the {use.kind} {use.name!r}" for use in uses]
+        used += action.claims
+        for what, owner in zip(used, owners[len(names) - len(used) :], strict=True):
+            if owner:
+                raise NotCalledError(
+                    f"{what} belongs to a resource in another namespace; that resource must name "
+                    "this namespace in spec.policy.referencedFrom"
+                )
 
     def _can_check(self, config_name: str, kind: str) -> bool:
         """Return whether a listing can show whether an API responds."""
