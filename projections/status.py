@@ -415,6 +415,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
                 _set_observed(row, None)
                 row.observed_uid, row.belongs_to, row.released = None, "", ()
                 row.foreign_identity = ""
+                row.is_unconfirmed, row.uncertain_names = False, ()
         case ApprovalRequested() as data:
             row.pending_plan, row.pending_level = data.plan, data.level
             row.approve = data.declared_level or row.approve

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import timedelta
-from typing import Literal
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -54,6 +54,8 @@ MAX_REPEATS = 3  # consecutive unknown results before a lookup replaces the next
 _CLOCK_LAG = timedelta(seconds=1)  # of the bus clock, which is read from the newest message
 
 _NO_RESPONSE = ("NotDone", "Throttled")  # errors of attempts that the API did not process
+
+OPERATOR_ABANDONED: Final = "an operator abandoned the action"
 
 NextCall = Literal["Repeat", "Lookup"]
 
@@ -161,7 +163,7 @@ def advance_action(
     generation, action = state.desired.generation, flight.action
     # First: the decision of an operator ends every wait.
     if flight.abandoned:
-        return _abandon(flight, "an operator abandoned the action", context)
+        return abandon(flight, OPERATOR_ABANDONED, context)
     if flight.is_held:
         return on_hold(Hold.UNKNOWN_RESULT, flight.hold_message, action.action_id)
     # Before the rest: the next step depends on the result of the current attempt.
@@ -173,7 +175,7 @@ def advance_action(
     # call.
     if not is_wanted and not flight.is_in_doubt:
         reason = f"generation {generation} replaces generation {action.generation}"
-        return _abandon(flight, reason, context)
+        return abandon(flight, reason, context)
     # From here on, the next step is a call, or a wait for one.
     if blocked is not None:
         return blocked
@@ -181,7 +183,7 @@ def advance_action(
     if is_paused(state):
         return PAUSED
     if forbidden is not None and not flight.is_in_doubt:
-        return _abandon(flight, forbidden.message, context)
+        return abandon(flight, forbidden.message, context)
     may_repeat = forbidden is None and (is_wanted or action.operation == "Create")
     next_call = choose_next_call(flight, context, may_repeat=may_repeat, is_wanted=is_wanted)
     remaining = _until_visible(flight, state, context) if next_call == "Lookup" else timedelta()
@@ -288,7 +290,7 @@ def is_safe_to_repeat(action: Action, capabilities: Capabilities) -> bool:
     return capabilities.idempotency_keys or capabilities.deterministic_names
 
 
-def _abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned:
+def abandon(flight: InFlight, reason: str, context: Context) -> ActionAbandoned:
     """Return the event that ends the action. It stays in doubt if a call may still arrive."""
     in_doubt = flight.effect.may_arrive or flight.failed is None
     action = flight.action

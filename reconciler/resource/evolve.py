@@ -383,13 +383,15 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
                 users=None,
                 release_forced=True,
                 orphan_forced=data.orphan,
+                forgotten=data.forgotten,
             )
             state = replace(state, holds=holds, cause=event.id)
             if data.forgotten:
                 forgotten = replace(
                     state.observed, object=None, absent_at=0, is_released=False, belongs_to=""
                 )
-                state = replace(state, observed=forgotten)
+                actions = replace(state.actions, uncertain_create=False)
+                state = replace(state, observed=forgotten, actions=actions)
             return _remember_message(
                 _update_in_flight(state, abandoned=True) if data.orphan else state, event
             )
@@ -535,7 +537,9 @@ def _fold_declaration(state: ResourceState, data: SpecDeclared, event: LogEvent)
     if is_new and actions.has_created:
         actions = replace(actions, has_created=False)
     if holds.release_forced or holds.users is not None:
-        holds = replace(holds, users=None, release_forced=False, orphan_forced=False)
+        holds = replace(
+            holds, users=None, release_forced=False, orphan_forced=False, forgotten=False
+        )
     return replace(
         state,
         desired=replace(

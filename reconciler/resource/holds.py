@@ -32,6 +32,7 @@ from events.log import (
 from events.names import InvalidNameError, check_finalizer
 from events.subjects import USER_SEPARATOR
 from reconciler.resource import approval
+from reconciler.resource.attempt import OPERATOR_ABANDONED, abandon
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import NOTHING_NEW, Command, CommandResult, Context, accept, refuse
 
@@ -100,8 +101,9 @@ def force_release(
     """Remove all finalizers and references of a withdrawn resource, or refuse the message.
 
     A ProviderConfig ends immediately, even if resources use it.
-    If nothing can read the object's API anymore, a release as an orphan also forgets the object.
-    Otherwise, the resource would remain until the API is configured again.
+    If nothing can read the object's API anymore, a release as an orphan also forgets the object,
+    and any that a call may have created. Otherwise, the resource would remain until the API is
+    configured again.
     """
     if not data.reason.strip():
         return refuse(
@@ -110,11 +112,9 @@ def force_release(
     if state.desired.is_declared:
         message = "the resource is still declared; withdraw it before you release it"
         return refuse(state, command, "StillDeclared", message)
-    holds = state.holds
-    is_readable = context.kind is not None and state.provider_config in context.configs
-    has_object = state.owned is not None or state.observed.object is not None
-    forgotten = data.orphan and has_object and not (is_readable or state.actions.in_flight)
-    is_held = state.owned or state.actions.in_flight or holds.finalizers or holds.references
+    holds, flight = state.holds, state.actions.in_flight
+    forgotten = data.orphan and _is_unreadable(state, context) and _has_traces(state)
+    is_held = state.owned or flight or holds.finalizers or holds.references
     if not (is_held or forgotten or holds.users is not None):
         return accept(state, command, reason="Unchanged")
     finalizers = tuple(each.name for each in holds.finalizers)
@@ -126,7 +126,27 @@ def force_release(
         if each is not None
     )
     forced = ReleaseForced(data.reason, data.orphan, finalizers, references, forgotten)
-    return accept(state, command, forced, *released)
+    # First, because the abandoned call may still create an object, which is then forgotten, too.
+    ended = (abandon(flight, OPERATOR_ABANDONED, context),) if forgotten and flight else ()
+    return accept(state, command, *ended, forced, *released)
+
+
+def _is_unreadable(state: ResourceState, context: Context) -> bool:
+    """Return whether nothing can read the API of the resource's object."""
+    if context.kind is None:
+        return True
+    return context.kind.is_external and state.provider_config not in context.configs
+
+
+def _has_traces(state: ResourceState) -> bool:
+    """Return whether the resource may have an object, unless it was already forgotten.
+
+    An earlier event may be the only trace: a creation in doubt, or the release of an object that
+    a listing has omitted since.
+    """
+    is_known = state.owned is not None or state.observed.object is not None
+    is_forgotten = state.version == 0 or state.holds.forgotten
+    return is_known or state.actions.uncertain_create or not is_forgotten
 
 
 def request_reconcile(

@@ -91,6 +91,10 @@ from reconciler.resource.turn import (
 from reconciler.resource.withdrawn_config import keep_for_users
 
 _RELEASED: Final = "the object stays in the API, and Reconciler no longer manages it"
+_FORGOTTEN: Final = (
+    "Reconciler no longer tracks the resource, because its kind or its ProviderConfig no longer "
+    "exists; an object that its API still has stays there"
+)
 
 MOVE_EXPECTED: Final = "MoveExpected"
 """Reason for an outcome: the resource waits to take over an object, or to hand its object over."""
@@ -235,7 +239,8 @@ def _conclude_nothing_left(state: ResourceState) -> Conclusion | NothingToReport
     """
     last, belongs_to = state.outcome, state.observed.belongs_to
     if state.holds.orphan_forced and not state.observed.absent_at:
-        return Conclusion("Released", "Orphaned", _RELEASED)
+        message = _FORGOTTEN if state.holds.forgotten else _RELEASED
+        return Conclusion("Released", "Orphaned", message)
     if state.moved_to:
         return _conclude_moved(state)
     if state.desired.spec is not None:

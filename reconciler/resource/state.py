@@ -23,7 +23,7 @@ from events.log import Action, Effect, OutcomeRecorded, PartAvailability, PathDr
 from events.manifest import Fields, Policy
 from events.reference import Reference
 
-STATE_SCHEMA = 52
+STATE_SCHEMA = 53
 """Schema of a cached state. Increase it when the meaning of a field changes, so that older caches
 are ignored."""
 
@@ -318,6 +318,7 @@ class Holds(msgspec.Struct, frozen=True, gc=False):
     moving_to: str = ""  # resource that takes the object over after a withdrawal
     release_forced: bool = False
     orphan_forced: bool = False  # whether a forced release keeps the object in the API
+    forgotten: bool = False  # whether a forced release ended everything known about its API
     approved: str = ""  # the hold that an operator approved, except for DataLoss
     # Message of the approved DataLoss hold. The approval of another hold does not end it.
     approved_loss: str = ""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from msgspec.structs import replace
 
@@ -20,6 +22,7 @@ from events.intake import (
 )
 from events.log import (
     AbsenceDoubted,
+    ActionAbandoned,
     ActionDecided,
     DriftDetected,
     FinalizerRemoved,
@@ -29,8 +32,11 @@ from events.log import (
     ReleaseForced,
     ResourceEvent,
 )
+from events.manifest import EXTERNAL_NAME_ANNOTATION
 from events.names import ResourceKey
 from events.provider_config import LossGuard
+from projections.read_models import ReadModels
+from projections.status import StatusRow
 from reconciler.provider.kind import REFERENCE
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.resource.building import (
@@ -42,6 +48,7 @@ from tests.resource.building import (
     Story,
     api_object,
     converged_story,
+    error,
     every,
     only,
     owned_labels,
@@ -51,6 +58,14 @@ from tests.resource.test_replacement import CIRCLE, IN_PLACE, SQUARE
 from tests.resource.test_wrong_uids import BY_ID
 
 INVOICE = FinalizerRequested("billing/invoice")
+
+
+def row_of(story: Story) -> StatusRow | None:
+    """Return the row of a story's resource; None if only its history is left."""
+    models = ReadModels()
+    for position, event in enumerate(story.log, start=1):
+        models.apply(position, event)
+    return models.status.get(str(story.key))
 
 
 def story_with_finalizer() -> Story:
@@ -215,6 +230,92 @@ def test_an_undeclared_object_is_forgotten_with_its_api_by_a_forced_release(miss
     assert story.outcome == "Unowned"
     story.observe(None)
     assert (story.outcome, story.reason) == ("Deleted", "GoneByOthers")
+
+
+def story_with_unlisted_creation() -> Story:
+    """A creation whose object no listing can show, because the API assigns the ids."""
+    story = Story(kind=BY_ID)
+    story.declare()
+    story.fail("Unknown")
+    story.withdraw()
+    story.turn(ForcedRelease("the API hangs", orphan=True))
+    return story
+
+
+def story_with_uncertain_name() -> Story:
+    story = Story()
+    story.declare(annotations={EXTERNAL_NAME_ANNOTATION: "other"})
+    story.fail("Unknown")
+    story.declare(annotations={EXTERNAL_NAME_ANNOTATION: "other"}, policy={"mode": "ObserveOnly"})
+    story.withdraw()
+    story.turn(ForcedRelease("the API hangs", orphan=True))
+    return story
+
+
+def story_with_released_object() -> Story:
+    """A released object that a listing omitted, so that only a read could prove its absence."""
+    story = converged_story(policy={"deletion": "Orphan"})
+    story.withdraw()
+    story.succeed()
+    story.observe(None)
+    return story
+
+
+def story_with_late_creation() -> Story:
+    """A call that was reported after the release of its resource."""
+    story = Story(kind=BY_ID)
+    story.declare()
+    creation = story.action
+    story.fail("NotDone")
+    story.withdraw()
+    story.report(error("Unknown"), action_id=creation.action_id, redelivered=True)
+    return story
+
+
+@pytest.mark.parametrize("missing", ["the ProviderConfig", "the kind"])
+@pytest.mark.parametrize(
+    "ghost",
+    [
+        story_with_unlisted_creation,
+        story_with_uncertain_name,
+        story_with_released_object,
+        story_with_late_creation,
+    ],
+)
+def test_a_row_without_an_object_is_removed_with_its_api_by_a_forced_release(
+    ghost: Callable[[], Story], missing: str
+):
+    story = ghost()
+    assert row_of(story) is not None, "an object may still appear"
+    if missing == "the kind":
+        story.kind = None
+    else:
+        story.configs.clear()
+    forced = only(ReleaseForced, story.turn(ForcedRelease("the API is gone", orphan=True)))
+    assert (forced.forgotten, forced.reason) == (True, "the API is gone")
+    assert (story.outcome, story.reason) == ("Released", "Orphaned")
+    assert "no longer tracks the resource" in story.outcome_message
+    assert row_of(story) is None
+    assert story.turn(ForcedRelease("again", orphan=True)) == []
+    assert story.reply.reason == "Unchanged"
+
+
+def test_a_creation_in_flight_is_forgotten_with_its_api_in_one_step():
+    story = Story(kind=BY_ID)
+    story.declare()
+    creation = story.action
+    story.fail("Unknown")
+    story.withdraw()
+    story.configs.clear()
+    events = story.turn(ForcedRelease("the API is gone", orphan=True))
+    assert only(ActionAbandoned, events).in_doubt, "the log explains what the API may receive"
+    assert only(ReleaseForced, events).forgotten
+    assert row_of(story) is None
+
+    story.report(existing=story.object_after(creation), action_id=creation.action_id)
+    assert row_of(story) is not None, "the call succeeded after all"
+    story.turn(ForcedRelease("the API is gone", orphan=True))
+    assert row_of(story) is None
 
 
 def test_a_forced_release_needs_a_reason_and_a_withdrawal():
