@@ -632,6 +632,13 @@ class ActionHeld(_Event, frozen=True):
     object: Annotated[
         ExternalObject | None, description("Object that the action may have created.")
     ] = None
+    name_owner: Annotated[
+        str,
+        description(
+            "Another resource that owns the name of that object, as NAMESPACE/KIND/NAME; empty if "
+            "none. A withdrawal then ends the action."
+        ),
+    ] = ""
 
 
 FoundBy = Literal["Label", "Key", "Content", "Absence"]

@@ -165,6 +165,10 @@ def advance_action(
     if flight.abandoned:
         return abandon(flight, OPERATOR_ABANDONED, context)
     if flight.is_held:
+        if not state.desired.is_declared and flight.name_owner:
+            # Nothing leaks: the other resource reports the object under its name.
+            reason = "the resource was withdrawn, and another resource owns the name of the object"
+            return abandon(flight, reason, context)
         return on_hold(Hold.UNKNOWN_RESULT, flight.hold_message, action.action_id)
     # Before the rest: the next step depends on the result of the current attempt.
     if flight.failed is None:
@@ -248,6 +252,12 @@ def rejection(state: ResourceState) -> Conclusion | None:
     failure = state.waits.failure
     message = "" if failure is None else failure.message
     return Conclusion("Failed", "Refused", message or "the API rejected this generation")
+
+
+def name_owner(state: ResourceState) -> str:
+    """Return the other resource that owned the name before the last call, or an empty string."""
+    failure = state.waits.failure
+    return "" if failure is None else failure.belongs_to
 
 
 def choose_next_call(

@@ -338,7 +338,9 @@ def _fold_data(  # noqa: C901, PLR0911, PLR0912, PLR0915 - one exhaustive match
         case LookupDecided(action, attempt):
             return _start_attempt(state, action, attempt, is_lookup=True)
         case ActionHeld() as data:
-            return _update_in_flight(state, hold_message=data.reason, effect=Effect.HELD)
+            return _update_in_flight(
+                state, hold_message=data.reason, name_owner=data.name_owner, effect=Effect.HELD
+            )
         case ActionNotDone():
             return _schedule_retry(_clear_partial_effect(state), event, NOT_DONE)
         case ActionDoubted() as data:

@@ -21,8 +21,9 @@ from events.log import (
     FoundBy,
     ResourceEvent,
 )
+from events.names import ResourceKey
 from reconciler.resource.approval import approval_command
-from reconciler.resource.attempt import is_unlisted, judge_conflict, judge_lookup
+from reconciler.resource.attempt import is_unlisted, judge_conflict, judge_lookup, name_owner
 from reconciler.resource.backoff import MAX_SECONDS
 from reconciler.resource.next_step import would_claim
 from reconciler.resource.observation import bus_start_time, is_unconfirmed
@@ -283,9 +284,7 @@ def _after_lookup(
         case "NotDone":
             return ActionNotDone(data.action_id, action.operation, data.attempt)
         case "Unclear":
-            failure = state.waits.failure
-            may_retry = failure is None or not failure.belongs_to
-            if not (context.capabilities.idempotency_keys and may_retry):
+            if not context.capabilities.idempotency_keys or name_owner(state):
                 if data.labeled_uids:
                     message = _describe_several_candidates(data, context)
                     return ActionHeld(data.action_id, message, data.object)
@@ -402,7 +401,9 @@ def _hold_unless_claimed(
     existing, location = failed.object, flight.action.provider_config
     if existing is not None and would_claim(existing, location, state, context):
         return failed
-    return ActionHeld(failed.action_id, _describe_unknown_result(existing, context), existing)
+    other_owner = name_owner(state) if existing is not None else ""
+    message = _describe_unknown_result(existing, context, other_owner)
+    return ActionHeld(failed.action_id, message, existing, other_owner)
 
 
 def _describe_several_candidates(data: Reported, context: Context) -> str:
@@ -420,9 +421,23 @@ def _describe_several_candidates(data: Reported, context: Context) -> str:
     )
 
 
-def _describe_unknown_result(existing: ExternalObject | None, context: Context) -> str:
-    """Describe why the result is unknown, and what an operator must do."""
+def _describe_unknown_result(
+    existing: ExternalObject | None, context: Context, other_owner: str
+) -> str:
+    """Describe why the result is unknown, and what an operator must do.
+
+    ``other_owner``: the resource that owns the name of the object by now.
+    """
     approve = approval_command(context.key)
+    if existing is not None and other_owner:
+        is_visible = ResourceKey.parse(other_owner).namespace == context.key.namespace
+        owner_name = other_owner if is_visible else "a resource in another namespace"
+        return (
+            f"{existing.name!r} (uid {existing.uid}) may have been created by this action, but its "
+            f"name belongs to {owner_name}. End the action without another call: "
+            f"{approval_command(context.key, abandon=True)}. Then withdraw this resource, or "
+            "declare it with another external name"
+        )
     if existing is None:
         return (
             "the result of the call is unknown: the API stores neither idempotency keys nor owner "
@@ -432,13 +447,11 @@ def _describe_unknown_result(existing: ExternalObject | None, context: Context) 
             "resource stays declared, Reconciler will create another object"
         )
     if not context.capabilities.labels:
-        why = "the API stores neither idempotency keys nor owner labels"
-        if context.capabilities.idempotency_keys:
-            why = "the API stores no owner labels, and its name now belongs to another resource"
         return (
             f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "
-            f"another client: {why}. Check the object. If it is yours, declare the resource with "
-            f"spec.policy.adoption: Adopt. Then repeat the action: {approve}"
+            "another client: the API stores neither idempotency keys nor owner labels. Check the "
+            "object. If it is yours, declare the resource with spec.policy.adoption: Adopt. Then "
+            f"repeat the action: {approve}"
         )
     return (
         f"{existing.name!r} (uid {existing.uid}) may have been created by this action or by "

@@ -178,6 +178,7 @@ class InFlight(msgspec.Struct, frozen=True, gc=False):
     is_unclear: bool = False  # whether the lookup after the last unknown result was inconclusive
     hold_message: str = ""  # what an operator must decide
     abandoned: bool = False  # whether an operator abandoned the action
+    name_owner: str = ""  # while it is held: the other resource that owns the object's name
 
     @property
     def is_held(self) -> bool:

@@ -924,3 +924,65 @@ def test_a_retry_is_scheduled_according_to_the_bus_clock(clock_offset: timedelta
     story.now -= 2 * clock_offset
     assert not every(ActionRetried, story.wake(retry.delay_seconds / 2))
     assert every(ActionRetried, story.wake(retry.delay_seconds))
+
+
+# --- the name of the object belongs to another resource by now
+
+
+def story_with_lost_name(kind: Kind, owner: str = "default/Block/Bar") -> Story:
+    """A creation with an unknown result, whose name another resource has taken meanwhile."""
+    story = declared_story(kind)
+    story.fail("Unknown")
+    story.wake(3600)
+    if story.flight.is_lookup:  # it found nothing
+        story.report_lookup(None)
+        story.wake(3600)
+    story.report(ActionError("Conflict", "", attempted=False, belongs_to=owner))
+    story.wake(3600)
+    story.report_lookup(api_object(uid="theirs"))
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    return story
+
+
+@pytest.mark.parametrize("kind", [UNLABELED, UNMARKED, KEYLESS])
+@pytest.mark.parametrize(
+    ("owner", "named"),
+    [
+        ("default/Block/Bar", "default/Block/Bar"),
+        ("team/Block/Bar", "a resource in another name"),
+    ],
+)
+def test_an_unknown_result_under_the_name_of_another_resource_advises_no_adoption(
+    kind: Kind, owner: str, named: str
+):
+    story = story_with_lost_name(kind, owner)
+    assert f"its name belongs to {named}" in story.outcome_message
+    assert "adoption" not in story.outcome_message
+    assert "add the label" not in story.outcome_message
+    assert ("team" in story.outcome_message) is False
+    assert "--abandon" in story.outcome_message
+    story.turn(Approved("UnknownResult", "Abandon"))
+    story.report(ActionError("Conflict", "", attempted=False, belongs_to=owner))
+    assert (story.outcome, story.reason) == ("Conflict", "OwnedByAnother")
+
+
+@pytest.mark.parametrize("kind", [UNLABELED, UNMARKED, KEYLESS])
+def test_a_withdrawal_ends_an_unknown_result_under_the_name_of_another_resource(kind: Kind):
+    story = story_with_lost_name(kind)
+    events = story.withdraw()
+    assert only(ActionAbandoned, events).in_doubt
+    assert not every(ActionDecided, events)
+    assert story.idle
+    assert story.outcome == "Deleted"
+    story.observe(api_object(uid="theirs"), belongs_to="default/Block/Bar")
+    assert story.idle, "the object of the other resource is left unchanged"
+
+
+def test_a_withdrawal_keeps_an_unknown_result_that_no_other_resource_has():
+    story = declared_story(UNMARKED)
+    story.fail("Unknown")
+    story.wake(3600)
+    story.fail("Conflict", existing=api_object())
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult")
+    story.withdraw()
+    assert (story.outcome, story.reason) == ("Held", "UnknownResult"), "it would leak"
