@@ -67,7 +67,10 @@ def test_28_a_pending_plan_is_shown_approved_and_applied(
     assert read_color(running_up, guarded) == ""
 
     plan = wait_for_plan(live, guarded)
-    result = live.ok("approve", resource, "--plan", plan[:12], "--reason", "as agreed")
+    command = f"reconciler approve {resource} --plan {plan[:12]}"
+    assert f"To approve exactly this: {command}" in live.ok("why", resource).out
+    assert command in " ".join(live.ok("describe", resource).out.split())
+    result = live.ok(*command.split()[1:], "--reason", "as agreed")
     live.ok("apply", "-f", "-", "--wait", text=SHAPE.format(name=guarded, color="Blue"))
     assert read_color(running_up, guarded) == "Blue"
     history = {line["event"]: line for line in live.ok("history", resource, "-o", "json").json}

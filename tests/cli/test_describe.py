@@ -22,6 +22,7 @@ from events.log import (
 )
 from projections.status import StatusRow
 from reconciler.cli.past import describe
+from reconciler.cli.past.approval_command import find_approval_command
 from reconciler.cli.past.past_state import LastObservation, last_observation
 from reconciler.ports import StoredEvent
 from reconciler.resource.rules import apply_rules
@@ -109,6 +110,31 @@ def test_the_known_object_names_its_source(
     assert last_known is not None
     assert last_known.object == existing
     assert last_known.source.startswith(source)
+
+
+@pytest.mark.parametrize(
+    ("hold", "generation", "command"),
+    [
+        ("DataLoss", 3, "reconciler approve d/Shape/foo --hold DataLoss --generation 3"),
+        ("DeletionGuard", 0, "reconciler approve d/Shape/foo --hold DeletionGuard"),
+        ("Approval", 3, "reconciler approve d/Shape/foo --plan 0123456789ab"),
+        ("Twin", 3, "reconciler approve system/ProviderConfig/billing --hold Twin"),
+        ("Finalizers", 3, ""),
+        ("NotApproved", 3, ""),
+        ("DataOfANewerRelease", 3, ""),
+    ],
+)
+def test_the_command_that_approves_a_hold_names_what_the_operator_has_seen(
+    hold: str, generation: int, command: str
+) -> None:
+    row = StatusRow("d", "Shape", "foo", provider_config="billing", outcome="Held", reason=hold)
+    row.generation = row.observed_generation = generation
+    row.pending_plan = "0123456789abcdef"
+    assert find_approval_command(row) == command
+    row.generation += 1
+    assert find_approval_command(row) == "", "the hold of the new generation is not known yet"
+    row.generation, row.outcome = generation, "Degraded"
+    assert find_approval_command(row) == ""
 
 
 def test_an_increased_grace_period_is_shown_with_its_reason() -> None:

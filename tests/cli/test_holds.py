@@ -94,6 +94,8 @@ def test_held_deletions_are_reported_and_approved_by_name_and_all_together(
     assert result.status == 1
     assert "the resource is not held by 'LossGuard' but by 'DeletionGuard'" in result.out
 
+    command = f"reconciler approve {first} --hold DeletionGuard"
+    assert live.ok("why", first, "-o", "json").json["approval"] == command
     result = live.ok("approve", first, first, "--hold", "DeletionGuard", "--reason", "old objects")
     assert [row[:2] for row in result.rows] == [[first, "Accepted"]]
     wait_until(live, ("get", "-n", unmanaged), lambda rows: len(rows) == 2)

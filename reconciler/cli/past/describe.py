@@ -32,6 +32,7 @@ from reconciler.cli.exits import Exit
 from reconciler.cli.naming import Reference, parse_reference
 from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
+from reconciler.cli.past.approval_command import find_approval_command
 from reconciler.cli.past.dependencies import read_dependencies
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
@@ -289,6 +290,7 @@ def _status_pairs(row: StatusRow, settled: int, now: datetime) -> list[tuple[str
     pairs: list[tuple[str, str | Text]] = [
         ("outcome", colored(row.outcome or "Pending")),
         ("reason", reason),
+        ("to approve", find_approval_command(row)),
         ("generation", f"{row.generation} declared, {settled or 'none'} settled"),
         ("owned", format_owned(row)),
         ("provider config", row.provider_config),

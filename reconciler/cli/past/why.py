@@ -7,11 +7,11 @@ from typing import Annotated
 
 import msgspec
 from cyclopts import Parameter
-from nats.aio.client import Client
 
 from events.names import ResourceKey
 from projections.read_models import rebuild
 from projections.readiness import API_SILENT, show_readiness
+from projections.status import StatusRow
 from reconciler.cli.connection import DEFAULT_CONNECTION, Connection, bus, run_async
 from reconciler.cli.console import console, print_table
 from reconciler.cli.errors import CommandError, UsageError
@@ -20,6 +20,7 @@ from reconciler.cli.naming import parse_reference
 from reconciler.cli.options import Namespace, Resource, WideOutput
 from reconciler.cli.output import TABLES, print_structured, time_text
 from reconciler.cli.past.answer import build_answer, describe_source
+from reconciler.cli.past.approval_command import find_approval_command
 from reconciler.cli.past.dependencies import read_dependencies
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.summaries import Line, describe_history
@@ -44,7 +45,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     """The structured output: the answer in one sentence, and the chain of causes.
 
     ``parents``: the composed resources that contain the explained one, innermost first.
-    ``readiness``: why the readiness is unknown, if its API does not respond.
+    ``readiness``: why the readiness is unknown, if its API does not respond. ``approval``: the
+    command that approves its hold, if an approval can end it.
     """
 
     answer: str
@@ -52,6 +54,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     chain: list[Line]
     parents: list[ParentLines]
     readiness: str = ""
+    approval: str = ""
 
 
 def why(
@@ -82,9 +85,7 @@ def why(
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
-    key, field, past, ancestors, readiness = run_async(
-        _read_past(connection, resource, words, namespace)
-    )
+    key, field, past, ancestors, row = run_async(_read_past(connection, resource, words, namespace))
     result = explain(str(key), past.events, field)
     result = msgspec.structs.replace(result, parents=tuple(each for each, _ in ancestors))
     lines = _lines(past.events, result.chain)
@@ -98,7 +99,10 @@ def why(
             f"`reconciler explain {key.kind}` lists the fields"
         )
     answer = build_answer(key, past.events, result)
-    explanation = Explanation(answer, result, lines, parents, readiness)
+    explanation = Explanation(answer, result, lines, parents)
+    if row is not None:
+        readiness, approval = _explain_readiness(row), find_approval_command(row)
+        explanation = msgspec.structs.replace(explanation, readiness=readiness, approval=approval)
     if output in TABLES:
         _print(explanation, wide=output == "wide")
     else:
@@ -108,7 +112,14 @@ def why(
 
 async def _read_past(
     connection: Connection, resource: str, words: Sequence[str], namespace: str | None
-) -> tuple[ResourceKey, str, ResourceHistory, list[tuple[Parent, Sequence[StoredEvent]]], str]:
+) -> tuple[
+    ResourceKey,
+    str,
+    ResourceHistory,
+    list[tuple[Parent, Sequence[StoredEvent]]],
+    StatusRow | None,
+]:
+    """Return the resource, the field, its history, its parents, and without a field, its row."""
     parse_reference(resource, namespace)  # checked before any request to a server
     async with bus(connection) as nc:
         key, more = await find_in_words(nc, (resource, *words), namespace)
@@ -120,17 +131,15 @@ async def _read_past(
             return (await history.get(parent)).events
 
         past, field = await history.get(key), "".join(more)
-        readiness = "" if field else await _explain_readiness(nc, key, past)
-        return key, field, past, await lineage(past.events, read), readiness
+        row = None if field else rebuild(past.events).status.get(str(key))
+        if row is not None:
+            row = show_readiness(row, await read_dependencies(nc, row, None))
+        return key, field, past, await lineage(past.events, read), row
 
 
-async def _explain_readiness(nc: Client, key: ResourceKey, past: ResourceHistory) -> str:
+def _explain_readiness(row: StatusRow) -> str:
     """Return why the readiness of a resource is unknown, or ""."""
-    row = rebuild(past.events).status.get(str(key))
-    if row is None:
-        return ""
-    shown = show_readiness(row, await read_dependencies(nc, row, None))
-    return next((each.message for each in shown.conditions if each.reason == API_SILENT), "")
+    return next((each.message for each in row.conditions if each.reason == API_SILENT), "")
 
 
 def _lines(history: Sequence[StoredEvent], chain: Sequence[int]) -> list[Line]:
@@ -143,6 +152,8 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     out.print(explanation.answer, style="bold")
     if explanation.readiness:
         out.print(f"Its readiness is unknown: {explanation.readiness}.", style="bold yellow")
+    if explanation.approval:
+        out.print(f"To approve exactly this: {explanation.approval}", style="bold yellow")
     if why.field:
         _print_values(why)
     for each in why.repeated_drifts:

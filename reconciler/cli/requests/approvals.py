@@ -67,7 +67,8 @@ def approve(
     ends one occurrence of a hold. For the hold Approval, it covers one plan: if
     the plan changes first, the decider refuses the approval. With --generation,
     the same holds for the declaration: use it for a resource that another team
-    declares. The log keeps the approval with your name and reason.
+    declares. `why` and `describe` print the command that approves exactly what
+    you have seen. The log keeps the approval with your name and reason.
 
     For example:
 
