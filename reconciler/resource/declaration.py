@@ -79,7 +79,7 @@ def declare(
     if desired.spec is not None:
         conflict = (
             _explain_move(desired.spec, state, event)
-            or _explain_takeover(desired.spec, state, event)
+            or _explain_takeover(desired.spec, state, event, context)
             or _explain_redefinition(desired.spec, context, event)
         )
     if conflict is not None:
@@ -278,7 +278,9 @@ def _explain_move(spec: Spec, state: ResourceState, event: SpecDeclared) -> str 
     )
 
 
-def _explain_takeover(spec: Spec, state: ResourceState, event: SpecDeclared) -> str | None:
+def _explain_takeover(
+    spec: Spec, state: ResourceState, event: SpecDeclared, context: Context
+) -> str | None:
     """Explain why a resource with an object takes over no other one; None if it need not.
 
     The annotation stays in the manifest after the move.
@@ -290,8 +292,9 @@ def _explain_takeover(spec: Spec, state: ResourceState, event: SpecDeclared) -> 
         return None
     return (
         f"annotation {MOVED_FROM_ANNOTATION} {name!r}: the resource still owns object "
-        f"{spec.external_name!r}, so it cannot take over another one; rename this resource first, "
-        "or remove the annotation"
+        f"{spec.external_name!r}, so it cannot take over another one; remove the annotation, or "
+        f"rename this resource first: declare its new name with {MOVED_FROM_ANNOTATION}: "
+        f"{context.key.name}, and withdraw {context.key} (to exchange two names, use a third one)"
     )
 
 

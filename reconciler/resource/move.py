@@ -43,12 +43,26 @@ def moves_of(key: ResourceKey, state: ResourceState) -> Iterator[Move]:
         yield Move(key, ResourceKey.parse(state.holds.moving_to))
 
 
+def find_source(state: ResourceState) -> ResourceKey | None:
+    """Return the resource whose object a resource without one waits for; None if there is none."""
+    former, has_none = state.desired.moving_from, state.owned is None
+    is_waiting = has_none and state.actions.in_flight is None and _takes_over(state, former)
+    return ResourceKey.parse(former) if former and is_waiting else None
+
+
 def next_move_step(
-    move: Move, former: ResourceState, new: ResourceState, competing: ResourceState, log_id: str
+    move: Move,
+    former: ResourceState,
+    new: ResourceState,
+    competing: ResourceState,
+    log_id: str,
+    *,
+    is_circular: bool = False,
 ) -> MoveStep:
     """Return the next step of a move (pure).
 
     ``competing``: state of the resource that the former one expects to take its object over.
+    ``is_circular``: whether each resource of a circle waits for the object of the next one.
     """
     former_name, new_name = str(move.former), str(move.new)
     is_noted = former.holds.moving_to == new_name
@@ -64,6 +78,8 @@ def next_move_step(
         return MoveStep(new=MoveEnded(former_name, reason))
     owned, is_declared = former.owned, former.desired.is_declared
     obstacle = _find_obstacle(former, new)
+    if is_circular:
+        obstacle = f"{former_name} owns no object, and the renames form a circle"
     if obstacle:
         ended = MoveEnded(new_name, obstacle) if is_noted else None
         return MoveStep(ended, MoveEnded(former_name, obstacle))

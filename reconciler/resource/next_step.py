@@ -124,7 +124,7 @@ def next_step(  # noqa: C901, PLR0911, PLR0912 - one guard per step
     # Before the next: there is no object yet, but the end of the move decides what is left.
     if passes_on(state) and state.owned is None:
         former, new = desired.moving_from, state.holds.moving_to
-        message = f"waiting to take over the object of {former}, for {new}"
+        message = f"waiting to take over the object of {former}, for {new}; {_see(former)}"
         return Conclusion("Waiting", MOVE_EXPECTED, message)
     # Before the kind and the configuration: if nothing is left, neither is necessary.
     if not desired.is_declared and state.observed.object is None and state.owned is None:
@@ -195,6 +195,11 @@ def passes_on(state: ResourceState) -> bool:
     desired, holds = state.desired, state.holds
     is_awaited = bool(desired.moving_from and holds.moving_to)
     return is_awaited and not (desired.is_declared or holds.release_forced)
+
+
+def _see(resource: str) -> str:
+    """Return where an operator finds why a resource of the same namespace does not continue."""
+    return f"`reconciler why {resource}` shows what it waits for"
 
 
 # --- prerequisites
@@ -440,7 +445,10 @@ def _keep_present(spec: Spec, situation: Situation) -> Step:
     # First: another resource still owns the object, which may also have the declared name.
     former = state.desired.moving_from
     if former and state.owned is None:
-        message = f"waiting to take over the object of {former}; withdraw {former}"
+        message = (
+            f"waiting to take over the object of {former}; withdraw {former}, unless it is "
+            f"withdrawn: {_see(former)}"
+        )
         return Conclusion("Waiting", MOVE_EXPECTED, message)
     # Before the creation: nothing has proved the absence of the owned object yet.
     if existing is None and state.owned is not None:
@@ -709,7 +717,7 @@ def _finish_withdrawal(situation: Situation) -> Step:
         )
     # After everything that delays the end of the ownership, and in place of that end.
     if holds.moving_to and not holds.release_forced:
-        message = f"waiting for {holds.moving_to} to take over the object"
+        message = f"waiting for {holds.moving_to} to take over the object; {_see(holds.moving_to)}"
         return Conclusion("Waiting", MOVE_EXPECTED, message)
     if is_kept_in_api(state):
         return _remove_owner_label(situation) or OwnershipReleased(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from dataclasses import dataclass, field
 
+import pytest
 from msgspec.structs import replace
 
 from events.intake import ReconcileRequested, TimerFired
@@ -15,6 +17,8 @@ from reconciler.provider.kind import Kind
 from reconciler.resource.decide import continue_turn
 from reconciler.resource.difference import LABELS
 from reconciler.resource.move import Move, moves_of, next_move_step
+from reconciler.resource.state import ResourceState
+from reconciler.roles.decider.move_circles import find_move_circle
 from tests.resource.building import BLOCK, FOO, LOG_ID, Story, names
 
 BAR = ResourceKey("default", "Block", "Bar")
@@ -207,3 +211,47 @@ def test_the_annotation_stays_in_the_manifest_after_the_move():
     annotations = {MOVED_FROM_ANNOTATION: "Foo"}
     assert rename.new.declare({"type": "Square", "color": "Blue"}, annotations=annotations)
     assert not rename.new.state.desired.moving_from
+
+
+def _settle(stories: dict[ResourceKey, Story]) -> None:
+    """Take the steps of all moves, as the decider and the plan do."""
+
+    async def read(key: ResourceKey) -> ResourceState | None:
+        return stories[key].state if key in stories else None
+
+    circular = set[Move]()
+    for _ in range(4):
+        for key, story in stories.items():
+            for move in [*moves_of(key, story.state)]:
+                former, new = stories[move.former], stories[move.new]
+                circular |= asyncio.run(find_move_circle(move, former.state, read))
+                states = former.state, new.state, new.state
+                is_circular = move in circular
+                step = next_move_step(move, *states, LOG_ID, is_circular=is_circular)
+                _record(former, step.former)
+                _record(new, step.new)
+
+
+@pytest.mark.parametrize("keys", [(FOO, BAR), (FOO, BAR, BAZ)], ids=["two", "three"])
+@pytest.mark.parametrize("is_withdrawn", [False, True])
+def test_renames_in_a_circle_without_an_object_end(
+    keys: tuple[ResourceKey, ...], *, is_withdrawn: bool
+):
+    stories = {key: Story(key=key) for key in keys}
+    for number, story in enumerate(stories.values()):
+        story.declare(annotations={MOVED_FROM_ANNOTATION: keys[number - 1].name})
+        assert story.reason == "MoveExpected"
+    if is_withdrawn:
+        for former, story in zip((*keys[1:], keys[0]), stories.values(), strict=True):
+            _record(story, MoveExpected(str(former)))
+            story.withdraw()
+    _settle(stories)
+    for story in stories.values():
+        assert story.outcome == "Deleted" if is_withdrawn else story.action.operation == "Create"
+
+
+def test_a_chain_of_renames_that_ends_at_an_object_is_no_circle():
+    rename, last = Rename(), Story(key=BAZ)
+    last.declare(annotations={MOVED_FROM_ANNOTATION: "Bar"})
+    _settle({FOO: rename.former, BAR: rename.new, BAZ: last})
+    assert [each.reason for each in (rename.new, last)] == ["MoveExpected"] * 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from events.intake import Declared, FinalizerReleased, FinalizerRequested, Withdrawn
@@ -120,3 +122,66 @@ async def test_48_an_invalid_former_name_is_refused(world: World):
     for former, mode in (("bar", "Present"), ("a/b", "Present"), ("foo", "ObserveOnly")):
         reply = await world.ask(BAR, Declared(renamed(former, policy={"mode": mode})))
         assert (reply.accepted, reply.reason) == (False, "Invalid"), (former, mode)
+
+
+@pytest.mark.parametrize("names", [("foo", "bar"), ("foo", "bar", "baz")])
+async def test_48_renames_in_a_circle_without_an_object_create_one_each(
+    world: World, names: tuple[str, ...]
+):
+    """Otherwise, each would wait for the object of the next one, also after a withdrawal."""
+    await world.declare(names[0], policy={"paused": True})
+    await world.until_outcome(names[0], "Paused")
+    for former, name in itertools.pairwise(names):
+        await world.declare_all([renamed(former, name)])
+        await world.until_outcome(name, "Waiting", reason="MoveExpected")
+    await world.declare_all([renamed(names[-1], names[0])])
+    keys = [ResourceKey("default", "Shape", each) for each in names]
+    for key in keys:
+        await world.until_outcome(key, "Converged")
+    assert sorted(each["name"] for each in await world.human.list_all()) == sorted(names)
+    for key in keys:
+        await world.publish(key, Withdrawn())
+    for key in keys:
+        await world.until_outcome(key, "Deleted")
+    assert await world.human.list_all() == []
+
+
+async def test_48_two_resources_exchange_their_names_through_a_third_one(world: World):
+    await world.declare("foo")
+    await world.declare("bar", color="Blue")
+    await world.until_outcome(FOO, "Converged")
+    await world.until_outcome(BAR, "Converged")
+    for former, new in (("foo", "bar"), ("bar", "foo")):
+        reply = await world.ask(
+            ResourceKey("default", "Shape", new), Declared(renamed(former, new))
+        )
+        assert (reply.accepted, reply.reason) == (False, "Immutable")
+        assert f"the resource still owns object {new!r}" in reply.message
+        assert "to exchange two names, use a third one" in reply.message
+    for former, new, color in (
+        ("foo", "aux", "Red"),
+        ("bar", "foo", "Blue"),
+        ("aux", "bar", "Red"),
+    ):
+        await world.declare_all([renamed(former, new, color=color)])
+        await world.withdraw(former)
+        await world.until_outcome(ResourceKey("default", "Shape", new), "Converged")
+    await world.until_settled()
+    owned = {each["name"]: each["labels"] for each in await world.human.list_all()}
+    assert owned == {"foo": world.owner_of("bar"), "bar": world.owner_of("foo")}
+    assert "DELETE" not in await world.human.effects()
+
+
+async def test_48_each_resource_of_a_chain_names_where_to_look_for_what_it_waits_for(world: World):
+    await world.declare("foo")
+    await world.until_outcome(FOO, "Converged")
+    await world.declare_all([renamed()])
+    await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    await world.declare_all([renamed("bar", "baz")])
+    baz = ResourceKey("default", "Shape", "baz")
+    await world.until_outcome(baz, "Waiting", reason="MoveExpected")
+    await world.withdraw("bar")
+    waiting = await world.until_outcome(BAR, "Waiting", reason="MoveExpected")
+    assert "`reconciler why default/Shape/foo`" in waiting.message
+    waiting = await world.until_outcome(baz, "Waiting", reason="MoveExpected")
+    assert "`reconciler why default/Shape/bar`" in waiting.message, "bar is already withdrawn"

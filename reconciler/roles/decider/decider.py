@@ -51,7 +51,7 @@ from reconciler.ports import (
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import continue_turn, decide
 from reconciler.resource.move import Move, moves_of, next_move_step
-from reconciler.resource.state import NEW
+from reconciler.resource.state import NEW, ResourceState
 from reconciler.resource.turn import Command, Context, Turn
 from reconciler.roles.decider.actions_in_flight import (
     MAX_ACTIONS,
@@ -68,6 +68,7 @@ from reconciler.roles.decider.fair_queue import (
     Quota,
     parking_place,
 )
+from reconciler.roles.decider.move_circles import find_move_circle
 from reconciler.roles.decider.postponed import MAX_POSTPONED, PostponedMessages
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.decider.refusals import (
@@ -507,6 +508,7 @@ class Decider:
         """
         key, done = cause.key, list[_Decision]()
         checked: set[Move] = set()
+        circular: set[Move] = set()
         # The previous state names a move that the declaration has ended.
         moves = [*moves_of(key, cause.turn.state), *moves_of(key, cause.base.state)]
         last_move = cause.turn.state.last_move
@@ -521,18 +523,23 @@ class Decider:
             move = moves.pop(0)
             if move in checked:
                 continue
-            turns, connected = await self._continue_move(move, cause)
+            turns, connected = await self._continue_move(move, cause, circular)
             done += turns
             checked = {move} if turns else checked | {move}
             moves += connected
         return done
 
+    async def _read_newest(self, key: ResourceKey) -> ResourceState | None:
+        newest = await self._repository.get_newest([key])
+        return newest[key].state if key in newest else None
+
     async def _continue_move(
-        self, move: Move, cause: _Decision
+        self, move: Move, cause: _Decision, circular: set[Move]
     ) -> tuple[list[_Decision], list[Move]]:
         """Take the next steps of a move. Return them, and the moves of both resources.
 
-        Each step may append to both resources, in one batch that is not split.
+        Each step may append to both resources, in one batch that is not split. ``circular``: the
+        moves of known circles, to which it may add those of another one.
         """
         done: list[_Decision] = []
         command = cause.work.commands[-1]
@@ -545,7 +552,15 @@ class Decider:
             if former.state.holds.moving_to not in ("", str(move.new)):
                 competitor = ResourceKey.parse(former.state.holds.moving_to)
                 competing = (await self._repository.get([competitor])).get(competitor, new)
-            step = next_move_step(move, former.state, new.state, competing.state, self._log.log_id)
+            circular |= await find_move_circle(move, former.state, self._read_newest)
+            step = next_move_step(
+                move,
+                former.state,
+                new.state,
+                competing.state,
+                self._log.log_id,
+                is_circular=move in circular,
+            )
             shared, turns = self._build_shared_context(), list[_Decision]()
             for key, base, event in (
                 (move.former, former, step.former),

@@ -67,6 +67,7 @@ from reconciler.resource.move import Move, moves_of, next_move_step
 from reconciler.resource.observation import AWAITING_LISTING, AWAITING_READ
 from reconciler.resource.state import ResourceState
 from reconciler.resource.turn import Command, Context, Turn
+from reconciler.roles.decider.move_circles import find_move_circle
 from reconciler.roles.decider.reference_graph import Graph, graph_from, targets_of
 from reconciler.roles.decider.repository import FoldedResource, ResourceRepository
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing
@@ -306,17 +307,25 @@ class Foresight:
         """Predict the steps of the moves that a resource takes part in, and of their moves."""
         moves = [*moves_of(key, self.resources[key].state)]
         checked: set[Move] = set()
+        circular: set[Move] = set()
         while moves:
             move = moves.pop(0)
             if move in checked:
                 continue
-            has_steps = await self._continue_move(move, command)
+            has_steps = await self._continue_move(move, command, circular)
             checked = {move} if has_steps else checked | {move}
             known = [each for each in move if each in self.resources]
             moves += [step for each in known for step in moves_of(each, self.resources[each].state)]
 
-    async def _continue_move(self, move: Move, command: Command) -> bool:
-        """Predict the steps of a move. Return whether it has any."""
+    async def _load_state(self, key: ResourceKey) -> ResourceState | None:
+        await self._load_resources({key: ()})
+        return self.resources[key].state if key in self.resources else None
+
+    async def _continue_move(self, move: Move, command: Command, circular: set[Move]) -> bool:
+        """Predict the steps of a move. Return whether it has any.
+
+        ``circular``: the moves of known circles, to which it may add those of another one.
+        """
         has_steps = False
         for _ in range(MAX_ROUNDS):
             await self._load_resources(dict.fromkeys(move, ()))
@@ -328,7 +337,15 @@ class Foresight:
                 competitor = ResourceKey.parse(former.state.holds.moving_to)
                 await self._load_resources({competitor: ()})
                 competing = self.resources[competitor].state
-            step = next_move_step(move, former.state, new.state, competing, self._log.log_id)
+            circular |= await find_move_circle(move, former.state, self._load_state)
+            step = next_move_step(
+                move,
+                former.state,
+                new.state,
+                competing,
+                self._log.log_id,
+                is_circular=move in circular,
+            )
             for resource, event in ((former, step.former), (new, step.new)):
                 if event is not None:
                     context = self._context(resource.key)
