@@ -292,6 +292,8 @@ def _print_resource(each: PlannedResource, now: datetime) -> None:
             continue
         word = "Release" if name.endswith("(Orphaned)") else "Disown"
         out.print(Text(f"  = {word} {name}", "cyan"))
+    if each.warning:
+        out.print(Text(f"  ! warning: {each.warning}", "yellow"))
     if each.says in ("Refused", "Held", "Waiting", "Unreadable"):
         why = ": ".join(text for text in (each.reason, each.message) if text)
         color = "red" if each.says in ("Refused", "Unreadable") else "yellow"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from importlib.metadata import entry_points
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
@@ -165,6 +165,10 @@ def _always_guarded(_fields: Fields) -> bool:
     return True
 
 
+Overlap = Callable[[Any, Any], bool]
+"""Returns whether an API accepts only one of two values."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of resource, as the author of its module defines it. All functions are pure."""
@@ -215,6 +219,13 @@ class Kind:
 
     ready: Callable[[Fields, ExternalObject], Readiness] = field(default=always_ready)
     """Decides whether an object that matches its declaration can be used."""
+
+    unique: Mapping[str, Overlap] = field(default_factory=dict[str, Overlap], hash=False)
+    """Paths of the fields whose values, or whose elements, the API accepts for one object only.
+
+    Each has a function that returns whether two values conflict, such as ``operator.eq``. A plan
+    warns of resources that exchange such values, because the API refuses their updates.
+    """
 
     keeps_readiness: bool = False
     """Whether a ready object stays ready unless a fault or a declaration changes that.

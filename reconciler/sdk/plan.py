@@ -18,6 +18,7 @@ from events.provider_config import is_config
 from events.wording import plural
 from infra.bus.event_log import open_log
 from reconciler.provider.kind import KindRegistry, installed_kinds
+from reconciler.resource.exchange import describe_exchange
 from reconciler.resource.expectation import PartChange
 from reconciler.roles.planning.foresight import (
     ForeseenAction,
@@ -32,6 +33,7 @@ PLAN_FORMAT: Final = 1
 Verdict = Literal["Change", "NoChange", "Refused", "Held", "Waiting", "Unreadable"]
 """A plan's verdict on a resource."""
 
+_WAY_OUT: Final = "declare one of them with a temporary value first"
 _WAITING_OUTCOMES: Final = frozenset({"Waiting", "Degraded"})
 
 
@@ -101,6 +103,7 @@ class PlannedResource(msgspec.Struct, frozen=True, rename="camel"):
     part_of: str = ""
     moved_from: str = ""  # former owner of the object that this resource takes over
     moved_to: str = ""  # resource that takes the object over
+    warning: str = ""  # why the API will refuse an action, although the plan predicts its success
 
     @property
     def ref(self) -> PlanRef:
@@ -207,6 +210,7 @@ def _plan_resource(
     if resource is None:
         reason_text = foresight.unreadable.get(key, "its history is unreadable")
         return PlannedResource(str(key), "Unreadable", 0, 0, manifest=manifest, message=reason_text)
+    exchange = foresight.find_exchange(key)
     reply = resource.turn.replies[0] if resource.turn is not None else resource.refused
     outcome = resource.state.outcome
     verdict, reason, message = _verdict(resource)
@@ -240,6 +244,7 @@ def _plan_resource(
         part_of="" if resource.part_of is None else str(resource.part_of),
         moved_from=next((each.moved.moved_from for each in resource.claims if each.moved), ""),
         moved_to=next((each.moved_to for each in resource.releases if each.moved_to), ""),
+        warning="" if exchange is None else f"{describe_exchange(exchange)}; {_WAY_OUT}",
     )
 
 

@@ -28,7 +28,12 @@ from infra.providers.jetstream.streams import (
     ready,
     to_milliseconds,
 )
-from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, check_subjects
+from infra.providers.jetstream.subjects import (
+    BUCKET_PREFIX,
+    MAX_SUBJECTS,
+    check_subjects,
+    overlap,
+)
 from reconciler.provider.kind import Kind
 
 NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
@@ -245,6 +250,7 @@ STREAM = Kind(
     name_problem=name_problem,
     outputs=StreamOutputs,
     ready=ready,
+    unique={"subjects": overlap},
     keeps_readiness=True,
     immutable=frozenset({"storage", "isWorkQueue"}),
     describe_data_loss=describe_data_loss,

@@ -34,6 +34,7 @@ from reconciler.cli.options import Integer, Name, Namespace, Resource, WideOutpu
 from reconciler.cli.output import TABLES, as_yaml, print_structured, single_line, time_text
 from reconciler.cli.past.approval_command import find_approval_command
 from reconciler.cli.past.dependencies import read_dependencies
+from reconciler.cli.past.exchanges import explain_exchange
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.past_state import LastObservation, last_observation, past_until, read_past
 from reconciler.cli.past.summaries import Line, describe_history
@@ -65,7 +66,8 @@ class Description(msgspec.Struct, rename="camel"):
 
     ``part_of``: the composed resource that declares it. ``parts``: its own parts, starting with
     those that were not ready at its last observation. ``listing_failure``: why the observation may
-    be outdated, if no listing of its kind completes.
+    be outdated, if no listing of its kind completes. ``exchange``: the resources with which it
+    exchanges a value, if the API refuses that.
     """
 
     resource: str
@@ -81,6 +83,7 @@ class Description(msgspec.Struct, rename="camel"):
     part_of: str = ""
     parts: tuple[Part, ...] = ()
     listing_failure: ListingFailure | None = None
+    exchange: str = ""
 
 
 def describe(
@@ -148,6 +151,8 @@ async def _describe(
         if status is not None:
             description.status = show_readiness(status, rows)
             description.listing_failure = find_listing_failure(status, rows)
+            if as_of is None:
+                description.exchange = await explain_exchange(nc, status, past.events)
         description.as_of = as_of
         if live:
             description.readings = await _read_live_values(nc, key)
@@ -260,6 +265,7 @@ def _print(description: Description, *, wide: bool) -> None:
         now = datetime.now(UTC) if description.as_of is None else description.as_of.time
         pairs = _status_pairs(status, description.settled_generation, now)
         pairs += _listing_pairs(description.listing_failure)
+        pairs += [("exchange", description.exchange)] if description.exchange else []
         _section("Status", [*pairs, *_part_pairs(description.part_of)])
         _print_conditions(status)
     _print_parts(description.parts)

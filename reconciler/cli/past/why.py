@@ -22,6 +22,7 @@ from reconciler.cli.output import TABLES, print_structured, time_text
 from reconciler.cli.past.answer import build_answer, describe_source
 from reconciler.cli.past.approval_command import find_approval_command
 from reconciler.cli.past.dependencies import read_dependencies
+from reconciler.cli.past.exchanges import explain_exchange
 from reconciler.cli.past.history import print_lines
 from reconciler.cli.past.summaries import Line, describe_history
 from reconciler.cli.search import find_in_words
@@ -46,7 +47,8 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
 
     ``parents``: the composed resources that contain the explained one, innermost first.
     ``readiness``: why the readiness is unknown, if its API does not respond. ``approval``: the
-    command that approves its hold, if an approval can end it.
+    command that approves its hold, if an approval can end it. ``exchange``: the resources with
+    which it exchanges a value, if the API refuses that.
     """
 
     answer: str
@@ -55,6 +57,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="camel"):
     parents: list[ParentLines]
     readiness: str = ""
     approval: str = ""
+    exchange: str = ""
 
 
 def why(
@@ -71,7 +74,9 @@ def why(
     causes, back to the first one: a declaration, or a change in the API. For a
     field, it shows the desired, applied and observed values, newest first, each
     with its cause, and reports other clients that overwrite the field. For a
-    part of a composed resource, it also explains the composed resource.
+    part of a composed resource, it also explains the composed resource. If the
+    API refuses an update because other resources exchange values with this one,
+    the command names them and the way out.
 
     For example:
 
@@ -85,7 +90,9 @@ def why(
     words
         Path of a field of the spec, such as color, env.PORT or labels.team.
     """
-    key, field, past, ancestors, row = run_async(_read_past(connection, resource, words, namespace))
+    key, field, past, ancestors, row, exchange = run_async(
+        _read_past(connection, resource, words, namespace)
+    )
     result = explain(str(key), past.events, field)
     result = msgspec.structs.replace(result, parents=tuple(each for each, _ in ancestors))
     lines = _lines(past.events, result.chain)
@@ -99,7 +106,7 @@ def why(
             f"`reconciler explain {key.kind}` lists the fields"
         )
     answer = build_answer(key, past.events, result)
-    explanation = Explanation(answer, result, lines, parents)
+    explanation = Explanation(answer, result, lines, parents, exchange=exchange)
     if row is not None:
         readiness, approval = _explain_readiness(row), find_approval_command(row)
         explanation = msgspec.structs.replace(explanation, readiness=readiness, approval=approval)
@@ -118,8 +125,12 @@ async def _read_past(
     ResourceHistory,
     list[tuple[Parent, Sequence[StoredEvent]]],
     StatusRow | None,
+    str,
 ]:
-    """Return the resource, the field, its history, its parents, and without a field, its row."""
+    """Return the resource, the field, its history and its parents.
+
+    Without a field, also its row, and the circle of values that it is part of.
+    """
     parse_reference(resource, namespace)  # checked before any request to a server
     async with bus(connection) as nc:
         key, more = await find_in_words(nc, (resource, *words), namespace)
@@ -134,7 +145,8 @@ async def _read_past(
         row = None if field else rebuild(past.events).status.get(str(key))
         if row is not None:
             row = show_readiness(row, await read_dependencies(nc, row, None))
-        return key, field, past, await lineage(past.events, read), row
+        exchange = "" if row is None else await explain_exchange(nc, row, past.events)
+        return key, field, past, await lineage(past.events, read), row, exchange
 
 
 def _explain_readiness(row: StatusRow) -> str:
@@ -152,6 +164,8 @@ def _print(explanation: Explanation, *, wide: bool) -> None:
     out.print(explanation.answer, style="bold")
     if explanation.readiness:
         out.print(f"Its readiness is unknown: {explanation.readiness}.", style="bold yellow")
+    if explanation.exchange:
+        out.print(f"{explanation.exchange}.", style="bold yellow")
     if explanation.approval:
         out.print(f"To approve exactly this: {explanation.approval}", style="bold yellow")
     if why.field:

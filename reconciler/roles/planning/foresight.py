@@ -55,6 +55,7 @@ from reconciler.ports import EventLog
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.decide import continue_turn, decide
 from reconciler.resource.difference import Comparison
+from reconciler.resource.exchange import Exchange, find_exchange
 from reconciler.resource.expectation import (
     PartChange,
     expected_report,
@@ -270,6 +271,29 @@ class Foresight:
             if each.lists and (not config.kinds or each.name in config.kinds)
         ]
         return any(ListingTarget(name, each) not in self._listed for each in kinds)
+
+    def find_exchange(self, key: ResourceKey) -> Exchange | None:
+        """Return the resources with which a resource would exchange unique values, or None.
+
+        The prediction assumes that each update succeeds, but the API refuses all of them.
+        """
+        kind, location = self.kinds.find(key.kind), self._location(key)
+        if kind is None or not kind.unique:
+            return None
+        changes = {
+            str(each): [
+                difference
+                for action in resource.actions
+                if action.action.operation == "Update"
+                for difference, _ in action.changes
+            ]
+            for each, resource in self.resources.items()
+            if self._location(each) == location
+        }
+        return find_exchange(str(key), changes, kind.unique)
+
+    def _location(self, key: ResourceKey) -> tuple[str, str, str]:
+        return key.namespace, key.kind, self.resources[key].state.provider_config
 
     # --- turns
 
