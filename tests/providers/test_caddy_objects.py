@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from events.allow import EVERY_PATH, Allow
 from events.external import ExternalObject
+from events.log import Action, Operation
 from events.manifest import Fields, InvalidManifestError
+from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
 from infra.providers.caddy.admin import AdminApi, build_caddy_error
@@ -56,6 +58,7 @@ from reconciler.provider import Effect, MeasuredProvider, Provider, WatchingProv
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.contract import action, listing, with_version_of
 from reconciler.provider.secrets import Secrets
+from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.caddy import SERVERS, CaddyAdmin, put, read_file, write_certificate
 from tests.hostile_server import measure_event_loop
 
@@ -92,8 +95,19 @@ def route_fields(**fields: Any) -> Fields:
     return ROUTE.check_fields({"backends": BACKENDS, **fields})
 
 
-async def create_route(routes: Provider, name: str, **fields: Any) -> ExternalObject:
-    effect = await routes.create(action("Create", name, route_fields(**fields)))
+def route_action(
+    operation: Operation, name: str, namespace: str = "default", **fields: Any
+) -> Action:
+    """Build the action of a resource in a namespace."""
+    labels = {OWNER_LABEL: owner("log", ResourceKey(namespace, "Route", name))}
+    built = action(operation, name, route_fields(**fields))
+    return msgspec.structs.replace(built, labels=labels)
+
+
+async def create_route(
+    routes: Provider, name: str, namespace: str = "default", **fields: Any
+) -> ExternalObject:
+    effect = await routes.create(route_action("Create", name, namespace, **fields))
     assert effect.object is not None
     return effect.object
 
@@ -104,9 +118,11 @@ async def read_route(routes: Provider, name: str) -> ExternalObject:
     return existing
 
 
-async def update_route(routes: Provider, existing: ExternalObject, **fields: Any) -> ExternalObject:
+async def update_route(
+    routes: Provider, existing: ExternalObject, namespace: str = "default", **fields: Any
+) -> ExternalObject:
     effect = await routes.update(
-        with_version_of(action("Update", existing.name, route_fields(**fields)), existing)
+        with_version_of(route_action("Update", existing.name, namespace, **fields), existing)
     )
     assert effect.object is not None
     return effect.object
@@ -224,6 +240,23 @@ async def test_the_second_route_with_a_host_and_path_is_not_ready_and_reports_th
         routes, "no-backends", hosts=["c.example.org"], backends=[]
     )
     assert ROUTE.ready(without_backends.fields, without_backends).reason == "NoBackends"
+
+
+async def test_a_route_of_another_namespace_or_client_is_not_named(
+    routes: Provider, admin: CaddyAdmin
+) -> None:
+    await create_route(routes, "secret-project", "bob", hosts=["a.example.org"])
+    shadowed = await create_route(routes, "second", "alice", hosts=["a.example.org"])
+    assert ROUTE.ready(shadowed.fields, shadowed).message == (
+        "a route in another namespace receives the requests for a.example.org/"
+    )
+    assert shadowed.outputs["shadowedBy"] == "a route in another namespace"
+    own = await create_route(routes, "third", "bob", hosts=["a.example.org"])
+    assert own.outputs["shadowedBy"] == "secret-project"
+    theirs = {"@id": "theirs", "handle": [{"handler": "static_response"}]}
+    await admin.send("PUT", f"{SERVERS}/http/routes/0", theirs)
+    shadowed = await read_route(routes, "second")
+    assert shadowed.outputs["shadowedBy"] == "a route of another client"
 
 
 async def test_paths_that_differ_in_case_are_the_same_for_caddy(
@@ -374,7 +407,7 @@ def test_routes_in_any_order_are_rearranged_or_reported(
     """Each request reaches the most specific route, or that route is reported as shadowed."""
     order: list[Reach] = []
     for number, (hosts, paths) in enumerate(rules):
-        route = Reach(str(number), [build_rule(hosts, paths)])
+        route = Reach(str(number), [build_rule(hosts, paths)], namespace="default")
         order.insert(find_index(route, order), route)
     random.shuffle(order)
     for _ in range(len(order) ** 2 + 1):  # a misplaced route is moved when it is listed

@@ -27,6 +27,7 @@ from infra.providers.caddy.order import (
 )
 from infra.providers.caddy.spec import CERTIFICATE, normalize
 from infra.providers.responses import UNDECODABLE
+from reconciler.resource.owner_label import OWNER_LABEL, namespace_of
 
 FAIL_SECONDS: Final = 1
 """Seconds during which an unreachable backend is not used, if there are others."""
@@ -218,6 +219,11 @@ def read_marks(route: Mapping[str, Any]) -> Marks | None:
         return None
 
 
+def owner_namespace(marks: Marks | None) -> str:
+    """Return the namespace of the resource that owns a route; empty if there is none."""
+    return "" if marks is None else namespace_of(marks.labels.get(OWNER_LABEL, ""))
+
+
 def reach(route: Mapping[str, Any], name: str) -> Reach:
     """Return which requests a route takes, according to its hosts and paths.
 
@@ -230,7 +236,8 @@ def reach(route: Mapping[str, Any], name: str) -> Reach:
     )
     is_known = pairs <= MAX_PAIRS * _PATTERNS_PER_PATH and _is_terminal(route)
     rules = [rule for each in match_sets if (rule := _rule(each)) is not None] if is_known else []
-    return Reach(name, rules, is_movable=read_marks(route) is not None)
+    marks = read_marks(route)
+    return Reach(name, rules, is_movable=marks is not None, namespace=owner_namespace(marks))
 
 
 def _match_sets(route: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -51,17 +51,20 @@ class Reach(NamedTuple):
     """The requests that a route takes. Without rules, they are unknown.
 
     ``is_movable``: whether the route belongs to Reconciler, which may then change its position.
+    ``namespace``: the namespace of its owner; empty for another client's route.
     """
 
     name: str
     rules: Sequence[Rule]
     is_movable: bool = True
+    namespace: str = ""
 
 
 class Position(NamedTuple):
     """The position of a route relative to the others on its server.
 
-    ``shadowed``: requests that the route ``shadowed_by`` receives instead.
+    ``shadowed``: requests that the route ``shadowed_by`` receives instead. Only a route in the same
+    namespace is named.
     """
 
     is_misplaced: bool = False
@@ -367,7 +370,15 @@ def _find_position(routes: Sequence[Reach], index: int, server: _Server) -> Posi
         return Position(is_misplaced)
     requests = [_show(each) for each in lasting if each.winner == winner]
     names = list(dict.fromkeys(requests))[:MAX_SHADOWED]
-    return Position(is_misplaced, routes[winner].name, names)
+    return Position(is_misplaced, _describe_to(routes[index], routes[winner]), names)
+
+
+def _describe_to(route: Reach, other: Reach) -> str:
+    """Return the name of the other route, unless it is not in the namespace of this route."""
+    if not other.namespace:
+        return "a route of another client"
+    is_same = other.namespace == route.namespace
+    return other.name if is_same else "a route in another namespace"
 
 
 def _show(loss: _Loss) -> str:

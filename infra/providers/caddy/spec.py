@@ -160,7 +160,13 @@ class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
         str | None, msgspec.Meta(description="Reason why the certificate files cannot be used.")
     ] = None
     shadowed_by: Annotated[
-        str | None, msgspec.Meta(description="Route that receives requests of this route instead.")
+        str | None,
+        msgspec.Meta(
+            description=(
+                "Route that receives requests of this route instead. Named only if it is in the "
+                "same namespace."
+            )
+        ),
     ] = None
     shadowed: Annotated[
         list[str] | None,
@@ -296,7 +302,7 @@ def ready(fields: Fields, observed: ExternalObject) -> Readiness:
         return Readiness(
             False,
             "Shadowed",
-            f"route {winner!r} receives the requests for "
+            f"{winner if ' ' in winner else f'route {winner!r}'} receives the requests for "
             f"{', '.join(observed.outputs.get('shadowed') or ())}",
         )
     problem = observed.outputs.get("certificateProblem")
