@@ -17,6 +17,7 @@ Category = Literal[
     "binds",
     "certificates",
     "devices",
+    "hosts",
     "images",
     "listen",
     "modes",
@@ -65,6 +66,13 @@ class Allow(ManifestStruct, frozen=True):
             "Volumes with other drivers and filesystems, as type=TYPE,device=DEVICE,o=OPTIONS."
         ),
     ] = ()
+    hosts: Annotated[
+        _Patterns,
+        description(
+            "Host names that routes may name, and for which their certificates may be valid, in "
+            "lower case. A route without hosts needs *. Default: all."
+        ),
+    ] = (ANY,)
     images: Annotated[_Patterns, description("Container images. Default: all.")] = (ANY,)
     listen: Annotated[
         _Patterns,
@@ -119,11 +127,16 @@ def has_parent(path: str) -> bool:
 
 
 def check_allow(allow: Allow) -> None:
-    """Raise ``InvalidManifestError`` for paths that would allow more than they name.
+    """Raise ``InvalidManifestError`` for patterns that allow more, or less, than they name.
 
     A container that may write to a directory can create a symbolic link there. Therefore, no path
-    below an allowed directory can also be allowed.
+    below an allowed directory can also be allowed. Hosts are compared in their canonical form.
     """
+    for pattern in allow.hosts:
+        if pattern != (canonical := pattern.lower().removesuffix(".")):
+            raise InvalidManifestError(
+                f"spec.allow.hosts: {pattern!r} matches no host; write {canonical!r}"
+            )
     for category in _PATHS:
         for pattern in getattr(allow, category):
             if not pattern.startswith("/") or has_parent(pattern) or pattern != _plain(pattern):

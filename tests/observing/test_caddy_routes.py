@@ -18,6 +18,7 @@ import msgspec
 import pytest
 import trustme
 import yaml
+from msgspec.structs import replace
 
 from events.intake import Withdrawn
 from events.log import (
@@ -41,6 +42,7 @@ from reconciler.resource import api_silence
 from reconciler.roles.gate import api_gate
 from tests.caddy import SERVERS, Backend, CaddyAdmin, Visitors, put, read_file, write_certificate
 from tests.folders import short_folder
+from tests.host_access import EVERYTHING
 from tests.scenarios.harness import World, api_config, every
 from tests.scenarios.test_silent_api import until_ready_is
 
@@ -397,6 +399,57 @@ async def test_a_certificate_is_replaced_under_load_and_an_invalid_one_is_ignore
     for text in (texts, read_file(str(site.server.log)).decode()):
         assert "PRIVATE KEY" not in text
         assert valid_key.splitlines()[1].decode() not in text
+
+
+async def test_a_tenant_cannot_serve_the_host_of_another_tenant(site: Site) -> None:
+    """Neither with a route nor with a certificate, also after a renewal and a loss of a route."""
+    await site.begin(resync=0.3)
+    own_host = f"alice.{site.host}"
+    for tenant, host in (("alice", own_host), ("bob", site.host)):
+        config = api_config(
+            site.server.endpoint,
+            provider="caddy",
+            resync=0.3,
+            least_resync_seconds=0.1,
+            scope=Scope(prefix=site.name(tenant)),
+            namespaces=(tenant,),
+            allow=replace(EVERYTHING, hosts=(host,)),
+        )
+        await site.world.configure(config, name=tenant)
+    backends = {tenant: [(await site.backend(tenant)).address] for tenant in ("alice", "bob")}
+
+    async def declare(tenant: str, name: str, **spec: Any) -> ResourceKey:
+        config = {"name": tenant}
+        manifest = site.manifest(
+            f"{tenant}-{name}", backends[tenant], providerConfigRef=config, **spec
+        )
+        metadata = replace(manifest.metadata, namespace=tenant)
+        await site.world.declare_all([replace(manifest, metadata=metadata)])
+        return ResourceKey(tenant, "Route", manifest.metadata.name)
+
+    plain = await declare("bob", "plain")
+    secure = await declare("bob", "secure", tls=site.certificate())
+    for key in (plain, secure):
+        await site.world.until_outcome(key, "Converged")
+    same_host = await declare("alice", "same-host")
+    await site.world.until_outcome(same_host, "Held", reason="NotPermitted")
+    mixed = trustme.CA().issue_cert(own_host, site.host)
+    files = write_certificate(site.folder / "alice", mixed)
+    await site.world.until_outcome(
+        await declare("alice", "mixed", hosts=[own_host], tls=files), "Degraded", reason="NotDone"
+    )
+
+    await site.admin.send("DELETE", f"/id/{plain.name}")
+    await site.until(lambda: _has_response(site, "bob"), "the lost route is created again")
+    first_fingerprint = await site.served_fingerprint()
+    site.certificate()
+
+    async def is_renewed() -> bool:
+        return await site.served_fingerprint() != first_fingerprint  # verified: not Alice's
+
+    await site.until(is_renewed, "the renewed certificate is served")
+    assert await site.admin.find(site.name("alice-same-host")) is None
+    assert await site.admin.find(f"{site.name('alice-mixed')}:certificate") is None
 
 
 async def test_each_of_many_rotations_is_served_after_the_next_listing(site: Site) -> None:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import re
 import time
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address, IPv6Address
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -15,6 +18,9 @@ import httpx
 import msgspec
 import pytest
 import trustme
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -505,7 +511,86 @@ def test_a_pipe_is_not_read_as_a_certificate(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     tls = {"certificateFile": str(pipe), "keyFile": str(pipe)}
     with pytest.raises(NotDoneError, match="is not a PEM file"):
-        read_checked_pair(tls)
+        read_checked_pair(tls, Allow())
+
+
+NAMES: list[tuple[str, str | None, list[x509.GeneralName], str | None]] = [
+    ("common name", "tls.bob.org", [], "tls.bob.org"),
+    ("DNS", None, [x509.DNSName("a.alice.org"), x509.DNSName("TLS.bob.org")], "tls.bob.org"),
+    ("wildcard", None, [x509.DNSName("*.bob.org")], "*.bob.org"),
+    ("wider wildcard", None, [x509.DNSName("*.*.org")], "*.*.org"),
+    ("IP", None, [x509.IPAddress(IPv4Address("10.0.0.7"))], "10.0.0.7"),
+    ("IPv6", None, [x509.IPAddress(IPv6Address("::ffff:10.0.0.7"))], "10.0.0.7"),
+    ("email", None, [x509.RFC822Name("tls.bob.org")], "tls.bob.org"),
+    ("URI", None, [x509.UniformResourceIdentifier("tls.bob.org")], "tls.bob.org"),
+    ("own", "a.alice.org", [x509.DNSName("*.alice.org"), x509.DNSName("x.y.alice.org")], None),
+    ("no host", "Alice & Co", [x509.RFC822Name("web@bob.org"), x509.DNSName("alice.org")], None),
+]
+
+
+@pytest.mark.parametrize(
+    ("common_name", "names", "forbidden"),
+    [each[1:] for each in NAMES],
+    ids=[each[0] for each in NAMES],
+)
+def test_a_certificate_is_used_only_if_each_name_is_permitted(
+    common_name: str | None, names: list[x509.GeneralName], forbidden: str | None, tmp_path: Path
+) -> None:
+    """Caddy would use it for each of its names, whichever route it was loaded for."""
+    tls = put_certificate(tmp_path, common_name, names)
+    certificate, key = (read_file(tls[each]).decode() for each in ("certificateFile", "keyFile"))
+    marks, pair = Marks("u1", "key", {}, tls), Pair(certificate, key, [certificate_tag("u1")])
+    allow = Allow(certificates=(EVERY_PATH,), hosts=("alice.org", "*.alice.org"))
+    state = compare_certificate(marks, pair, allow)
+    if forbidden is None:
+        assert (read_checked_pair(tls, allow).certificate, state.problem) == (certificate, "")
+    else:
+        problem = f"is also valid for {forbidden!r}, so Caddy would use it for that host"
+        with pytest.raises(NotDoneError, match=re.escape(problem)):
+            read_checked_pair(tls, allow)
+        assert problem in state.problem
+    assert read_checked_pair(tls, Allow()).certificate == certificate, "by default, all are used"
+
+
+@pytest.mark.parametrize(
+    "hidden_block",
+    [
+        "-----BEGIN X509 CERTIFICATE-----\n{}-----END X509 CERTIFICATE-----\n",
+        "-----BEGIN CERTIFICATE-----\n{}-----END CERTIFICATE-----x\n",
+        "-----BEGIN CERTIFICATE-----\nA: b\n\n{}-----END CERTIFICATE-----\n",
+        " -----BEGIN CERTIFICATE-----\n{}-----END CERTIFICATE-----\n",
+        "-----BEGIN CERTIFICATE-----\nAA=A{}-----END CERTIFICATE-----\n",
+    ],
+)
+def test_a_certificate_is_not_used_if_caddy_may_read_another_one_from_the_file(
+    hidden_block: str, tmp_path: Path
+) -> None:
+    own = put_certificate(tmp_path, None, [x509.DNSName("alice.org")])["certificateFile"]
+    body = "".join(read_file(own).decode().splitlines(keepends=True)[1:-1])
+    tls = put_certificate(tmp_path, None, [x509.DNSName("tls.bob.org")])
+    put(tls["certificateFile"], hidden_block.format(body).encode() + read_file(own))
+    with pytest.raises(NotDoneError, match="must begin with a certificate whose names can be read"):
+        read_checked_pair(tls, Allow(hosts=("alice.org",)))
+
+
+def put_certificate(
+    folder: Path, common_name: str | None, names: list[x509.GeneralName]
+) -> dict[str, str]:
+    """Write a certificate with names of any type, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    attributes = [x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)] if common_name else []
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(
+        x509.Name([]), x509.Name(attributes), key.public_key(), 7, now, now + timedelta(days=1)
+    )
+    if names:
+        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    certificate = builder.sign(key, hashes.SHA256())
+    paths = {"certificateFile": folder / "tls.crt", "keyFile": folder / "tls.key"}
+    pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    paths["certificateFile"].write_bytes(certificate.public_bytes(pem))
+    paths["keyFile"].write_bytes(key.private_bytes(pem, pkcs8, serialization.NoEncryption()))
+    return {name: str(path) for name, path in paths.items()}
 
 
 # --- other clients

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from events.intake import Withdrawn
 from events.log import OutcomeRecorded
-from events.manifest import EXTERNAL_NAME_ANNOTATION, Manifest, Metadata
+from events.manifest import EXTERNAL_NAME_ANNOTATION, Fields, Manifest, Metadata
 from events.names import ResourceKey
 from events.provider_config import ProviderConfigSpec
 from infra.providers.file import FILE
@@ -117,7 +118,11 @@ async def test_46_the_path_of_a_lost_file_becomes_no_directory(bare_world: World
 async def test_46_what_an_object_has_alone_stays_with_its_resource(bare_world: World):
     """Such as a port of the host, which an API refuses only while the first object exists."""
     world = bare_world
-    claiming = replace(SHAPE, find_claims=lambda _name, fields: [f"color/{fields['color']}"])
+
+    def find_claims(_name: str, fields: Fields) -> Sequence[str]:
+        return [f"color/{fields['color']}"]
+
+    claiming = replace(SHAPE, find_claims=find_claims)
     world.kinds = KindRegistry([claiming])
     await world.start_reconciler()
     await world.configure(api_config(world.human.url))

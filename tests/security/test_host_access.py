@@ -283,6 +283,34 @@ def test_images_can_be_restricted():
     assert find_refusal(CONTAINER, allowed, images=("registry.test/*",)) is not None
 
 
+@pytest.mark.parametrize(
+    ("hosts", "refused"),
+    [
+        (["bob.example"], "bob.example"),
+        (["a.alice.example", "BOB.example."], "bob.example"),
+        (["xalice.example"], "xalice.example"),
+        (["*.example"], "*.example"),  # it matches bob.example too
+        ([], "*"),  # every host
+        (["10.0.0.7"], "10.0.0.7"),
+        (["alice.example", "A.alice.example.", "b.a.alice.example", "*.alice.example"], None),
+    ],
+)
+def test_hosts_of_routes_can_be_restricted(hosts: list[str], refused: str | None):
+    fields: Fields = {"backends": [], "hosts": hosts}
+    expected = None if refused is None else f"spec.hosts: hosts {refused}"
+    own = ("alice.example", "*.alice.example")
+    assert find_refusal(ROUTE, fields, hosts=own) == expected
+    for every in ("*", "**"):
+        assert find_refusal(ROUTE, fields, hosts=(every,)) is None
+    assert find_refusal(ROUTE, fields) is None
+
+
+@pytest.mark.parametrize("pattern", ["Alice.example", "alice.example."])
+def test_a_pattern_that_matches_no_host_is_refused(pattern: str):
+    with pytest.raises(InvalidManifestError, match=r"spec\.allow\.hosts: .* 'alice\.example'"):
+        check_allow(Allow(hosts=(pattern,)))
+
+
 def test_every_field_of_a_container_is_classified():
     """A new field must be classified: does it give access to the host?"""
     restricted = {"image", "user", "mounts", "ports", "networks"}

@@ -372,7 +372,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         tls: Fields | None = fields["tls"]
         if tls is None:
             return None
-        files = await asyncio.to_thread(read_checked_pair, tls)
+        files = await asyncio.to_thread(read_checked_pair, tls, self._allow)
         self._secrecy.add(files.key)
         return files
 

@@ -18,6 +18,9 @@ from reconciler.provider.kind import READY, Readiness
 CERTIFICATE: Final = "certificate"
 """The difference of a certificate that is not the one in the files."""
 
+EVERY_HOST: Final = "*"
+"""The value that ``allow.hosts`` must permit for a route without hosts."""
+
 HTTP: Final = "http"
 HTTPS: Final = "https"
 """Default servers for routes that do not name one."""
@@ -154,7 +157,9 @@ class RouteOutputs(msgspec.Struct, frozen=True, rename="camel"):
     listen: Annotated[list[str], msgspec.Meta(description="Addresses that its server listens on.")]
     certificate: Annotated[
         str | None,
-        msgspec.Meta(description="SHA-256 fingerprint of the certificate that Caddy uses."),
+        msgspec.Meta(
+            description="SHA-256 fingerprint of the certificate that was loaded for the route."
+        ),
     ] = None
     certificate_problem: Annotated[
         str | None, msgspec.Meta(description="Reason why the certificate files cannot be used.")
@@ -219,11 +224,12 @@ def dial_address(backend: str | Backend) -> str:
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:
-    """Return the host's addresses and certificate files that a route uses (ADR 0060).
+    """Return the hosts, addresses of the machine and certificate files of a route (ADR 0060).
 
     Caddy resolves the names of backends itself, on each connection.
     """
-    host_uses: list[HostUse] = []
+    hosts = sorted(set(map(_canonical_host, fields.get("hosts") or ()))) or [EVERY_HOST]
+    host_uses = [HostUse("spec.hosts", "hosts", host) for host in hosts]
     for backend in fields.get("backends") or ():
         host, _, port = str(backend).rpartition(":")
         if names_host(host) or not is_address(host):
