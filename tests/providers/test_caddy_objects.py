@@ -31,7 +31,9 @@ from events.manifest import Fields, InvalidManifestError
 from events.names import ResourceKey
 from events.provider_config import Limits, ProviderConfigSpec, Scope
 from infra.components.caddy import Caddy
+from infra.providers.caddy import capacity
 from infra.providers.caddy.admin import AdminApi, build_caddy_error
+from infra.providers.caddy.capacity import measure
 from infra.providers.caddy.certificate import compare_certificate, read_checked_pair
 from infra.providers.caddy.configuration import (
     MAX_URLS,
@@ -52,6 +54,7 @@ from infra.providers.caddy.order import (
     rearrange,
 )
 from infra.providers.caddy.route import ROUTE
+from infra.providers.caddy.routes import APPS
 from infra.providers.responses import Response
 from reconciler.errors import (
     ConflictError,
@@ -166,6 +169,10 @@ async def update_route(
         ({"backends": [], "tls": {"certificateFile": "a", "keyFile": "/b"}}, "certificateFile"),
         ({"backends": [], "healthCheck": {"path": "/", "interval": 1}}, "unknown field"),
         ({"backends": [], "differences": ["order"]}, "spec.differences: unknown field"),
+        (
+            {"backends": [], "paths": [f"/{each:0>1000}" for each in range(33)]},
+            "33033 bytes exceed the limit of 32768; declare several routes",
+        ),
         (
             {
                 "backends": [],
@@ -938,6 +945,61 @@ async def test_an_orphaned_certificate_is_deleted_with_its_route(
     assert await routes.read("ours") is None
     assert (await routes.delete(with_version_of(action("Delete", "ours", {}), own_route))).absent
     assert await admin.find("ours:certificate") is None
+
+
+# --- the size of the configuration
+
+
+async def test_a_namespace_cannot_fill_the_configuration_for_the_others(
+    routes: Provider, admin: CaddyAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A configuration that cannot be read whole would block all writes, also deletions."""
+    bob = await create_route(routes, "bob", "bob")
+    empty = measure(msgspec.json.encode(await admin.get(APPS)))
+    monkeypatch.setattr(capacity, "MAX_CONFIG_BYTES", empty + 45_000)
+    large = [f"/{number:0>1000}" for number in range(10)]  # about 20 kB, as each is two patterns
+    more = [f"/{number:x>1000}" for number in range(2)]
+    results = await asyncio.gather(
+        *(
+            routes.create(route_action("Create", name, namespace, hosts=[name], paths=large))
+            for name, namespace in (("alice1", "alice"), ("alice2", "alice"))
+        ),
+        routes.create(route_action("Create", "bob2", "bob")),
+        return_exceptions=True,
+    )
+    created = [each.object for each in results if isinstance(each, Effect)]
+    assert [each.name for each in created if each is not None] == ["alice1", "bob2"]
+    assert isinstance(results[1], NotDoneError), "retried, until there is room"
+    assert "has no room for route 'alice2'" in results[1].message
+    alice = created[0]
+    assert alice is not None
+    with pytest.raises(NotDoneError, match="has no room for route 'alice1'"):
+        await update_route(routes, alice, "alice", paths=[*large, *more])
+    assert (await admin.find("alice1") or {})["@id"] == "alice1"
+    await update_route(routes, alice, "alice", paths=large, backends=["127.0.0.1:19001"])
+    await update_route(routes, bob, "bob", paths=more)
+    await routes.delete(with_version_of(route_action("Delete", "alice1"), alice))
+    assert await create_route(routes, "alice2", "alice", paths=large[:8])
+
+
+async def test_a_certificate_counts_towards_the_size_of_its_route(
+    routes: Provider,
+    admin: CaddyAdmin,
+    authority: trustme.CA,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tls = write_certificate(tmp_path, authority.issue_cert("a.example.org"))
+    own_route = await create_route(routes, "ours", **_tls(tls))
+    empty = measure(msgspec.json.encode(await admin.get(APPS)))
+    monkeypatch.setattr(capacity, "MAX_CONFIG_BYTES", empty + 5_000)
+    put(tls["certificateFile"], read_file(tls["certificateFile"]) + b"\n" * 10_000)
+    with pytest.raises(NotDoneError, match="has no room for route 'ours'"):
+        await update_route(routes, own_route, **_tls(tls))
+    with pytest.raises(NotDoneError, match="has no room for route 'second'"):
+        await create_route(routes, "second", **_tls(tls))
+    assert await admin.find("second") is None
+    assert (await update_route(routes, own_route, hosts=["a.example.org"], server="https")).name
 
 
 # --- many routes

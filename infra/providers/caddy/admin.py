@@ -14,6 +14,7 @@ import msgspec
 
 from events.manifest import Fields
 from events.provider_config import ProviderConfigSpec
+from infra.providers.caddy.capacity import measure
 from infra.providers.http import HttpApi
 from infra.providers.responses import (
     Response,
@@ -74,11 +75,15 @@ _encoder = msgspec.json.Encoder()
 
 
 class Part(NamedTuple):
-    """Part of the configuration: its current path, and the ETag that identifies its content."""
+    """Part of the configuration: its current path, and the ETag that identifies its content.
+
+    ``size``: the size of the content, as ``capacity`` counts it.
+    """
 
     path: str
     etag: str
     content: Any
+    size: int
 
 
 class AdminApi:
@@ -181,7 +186,7 @@ def _part(response: Response) -> Part:
     etag = _part_etag(response)
     match = _ETAG.fullmatch(etag)
     assert match is not None
-    return Part(match[1], etag, decode_body(response, _any_decoder))
+    return Part(match[1], etag, decode_body(response, _any_decoder), measure(response.content))
 
 
 def _part_etag(response: Response) -> str:
@@ -204,15 +209,19 @@ def is_id_in_use(response: Response) -> bool:
     )
 
 
+def build_missing_error(path: str) -> NotDoneError:
+    """Return the error for a configuration without the parts that contain routes."""
+    return NotDoneError(
+        f"Caddy's configuration has no {path}; load a configuration with apps.http.servers",
+        status=HTTPStatus.CONFLICT,
+    )
+
+
 def build_caddy_error(response: Response) -> ProviderError:
     """Classify an error response that the caller does not handle itself."""
     message = " ".join(read_error_message(response).split())
     if _NO_SUCH_PATH in message and is_read(response.method):
-        return NotDoneError(
-            f"Caddy's configuration has no {response.url.partition('/config/')[2]}; load a "
-            "configuration with apps.http.servers",
-            status=HTTPStatus.CONFLICT,
-        )
+        return build_missing_error(response.url.partition("/config/")[2])
     if not message or response.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
         content = _encoder.encode({"detail": message or describe_problem(response)})
         return build_refusal_error(msgspec.structs.replace(response, content=content))

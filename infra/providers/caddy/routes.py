@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -28,9 +29,11 @@ from infra.providers.caddy.admin import (
     AdminApi,
     Part,
     build_caddy_error,
+    build_missing_error,
     build_partial_failure,
     is_id_in_use,
 )
+from infra.providers.caddy.capacity import MAX_CONFIG_BYTES, find_growth, has_room, measure_entries
 from infra.providers.caddy.certificate import Files, compare_certificate, read_checked_pair
 from infra.providers.caddy.configuration import (
     CaddyRoute,
@@ -44,6 +47,7 @@ from infra.providers.caddy.configuration import (
     name_of,
     name_problem,
     new_uid,
+    owner_namespace,
     reach,
     read_marks,
 )
@@ -139,6 +143,7 @@ class _Creation:
     name: str
     fields: Fields
     route: CaddyRoute
+    certificate: Fields | None
     is_settled: bool = False
     servers: _Servers | None = None
     error: ProviderError | None = None
@@ -190,7 +195,8 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         name, fields = action.external_name, normalize(action.fields)
         files = await self._files(fields)
         uid = new_uid(action)
-        creation = _Creation(name, fields, build_route(action, uid))
+        entry = _build_certificate(name, uid, files)
+        creation = _Creation(name, fields, build_route(action, uid), entry)
         self._creations.append(creation)
         try:
             async with self._change_lock:
@@ -243,6 +249,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         uid = existing.object.uid or ""
         files = await self._files_or_loaded(native, fields, uid)
         route = build_route(action, uid)
+        await self._check_growth(native, route, _build_certificate(name, uid, files))
         servers = native.servers
         # The route contains its marks, so this also compares them.
         if native.route != route or existing.object.fields["differences"]:
@@ -283,7 +290,7 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
     ) -> AsyncIterator[Sequence[_NamedRoute]]:
         """List all routes: Caddy returns its whole configuration in one response."""
         del scope, page_size
-        apps = _convert(_Apps, (await self._api.get(APPS)).content or {})
+        apps, _ = await self._apps()
         objects, keys = await asyncio.to_thread(_objects, apps, self._allow, unreadable)
         for key in keys:
             self._secrecy.add(key)
@@ -324,6 +331,11 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         await self._api.close()
 
     # --- reading
+
+    async def _apps(self) -> tuple[_Apps, int]:
+        """Return the configuration and its size."""
+        part = await self._api.get(APPS)
+        return _convert(_Apps, part.content or {}), part.size
 
     async def _servers(self) -> _Servers:
         return _convert(_Http, {"servers": (await self._api.get(SERVERS)).content}).servers or {}
@@ -396,9 +408,11 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
         """Create every waiting route, with one change per server, and report each result."""
         creations, self._creations = self._creations, []
         try:
-            servers = await self._servers()
+            apps, size = await self._apps()
+            servers = _require_servers(apps)
+            await asyncio.to_thread(_refuse_excess, apps, size, creations)
             groups: dict[str, list[_Creation]] = {}
-            for creation in creations:
+            for creation in (each for each in creations if not each.is_settled):
                 groups.setdefault(creation.fields["server"], []).append(creation)
             for group in groups.values():
                 await self._create_group(servers, group)
@@ -498,20 +512,29 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
                 "that object",
                 status=HTTPStatus.CONFLICT,
             )
-        if files is None:
+        entry = _build_certificate(action.external_name, uid, files)
+        if entry is None:
             if part is not None:
                 await self._change("DELETE", part)
-            return
-        entry = {
-            "@id": certificate_id(action.external_name),
-            "certificate": files.certificate,
-            "key": files.key,
-            "tags": [certificate_tag(uid)],
-        }
-        if part is None:
+        elif part is None:
             await self._add_certificate(entry)
         elif part.content != entry:
             await self._change("PATCH", part, entry)
+
+    async def _check_growth(
+        self, native: _NamedRoute, route: CaddyRoute, certificate: Fields | None
+    ) -> None:
+        """Raise ``NotDoneError`` if an update enlarges a route and the configuration is full."""
+        old = None if native.certificate is None else native.certificate.content
+        growth = find_growth([native.route, old], [route, certificate])
+        if not growth:
+            return
+        apps, size = await self._apps()
+        if has_room(size + growth, size + growth):  # even if one namespace used all of it
+            return
+        used = await asyncio.to_thread(_measure_namespaces, apps)
+        if not has_room(size + growth, used[_namespace(route)] + growth):
+            raise _build_full_error(native.name, size)
 
     async def _add_certificate(self, entry: Fields) -> None:
         configuration = (await self._api.get(TLS)).content
@@ -541,6 +564,63 @@ class RoutesProvider(NamedObjects[_NamedRoute]):
             raise build_caddy_error(response)
 
 
+def _build_certificate(name: str, uid: str, files: Files | None) -> Fields | None:
+    """Return the certificate of a route as it is written to Caddy."""
+    if files is None:
+        return None
+    return {
+        "@id": certificate_id(name),
+        "certificate": files.certificate,
+        "key": files.key,
+        "tags": [certificate_tag(uid)],
+    }
+
+
+def _namespace(route: CaddyRoute) -> str:
+    return owner_namespace(read_marks(route))
+
+
+def _measure_namespaces(apps: _Apps) -> Counter[str]:
+    """Return the size of the routes and certificates of each namespace."""
+    sizes, namespaces = Counter[str](), dict[str, str]()
+    for server in apps.servers.values():
+        for route in server.routes or ():
+            namespace = _namespace(route)
+            sizes[namespace] += measure_entries([route])
+            if (name := name_of(route)) is not None:
+                namespaces[certificate_id(name)] = namespace
+    for pair in apps.pairs:
+        sizes[namespaces.get(str(pair.id), "")] += measure_entries([pair])
+    return sizes
+
+
+def _refuse_excess(apps: _Apps, size: int, creations: Sequence[_Creation]) -> None:
+    """Settle the creations for which the configuration has no room."""
+    added = [measure_entries([each.route, each.certificate]) for each in creations]
+    if has_room(size + sum(added), size + sum(added)):  # even if one namespace used all of it
+        return
+    used = _measure_namespaces(apps)
+    names = {name_of(each) for server in apps.servers.values() for each in server.routes or ()}
+    for creation, growth in zip(creations, added, strict=True):
+        if creation.name in names:  # an earlier attempt may have created it
+            continue
+        namespace = _namespace(creation.route)
+        if has_room(size + growth, used[namespace] + growth):
+            size += growth
+            used[namespace] += growth
+        else:
+            creation.settle(error=_build_full_error(creation.name, size))
+
+
+def _build_full_error(name: str, size: int) -> NotDoneError:
+    return NotDoneError(
+        f"Caddy's configuration of {size // 1024} KiB has no room for route {name!r}: a namespace "
+        f"may use half of what the others leave of {MAX_CONFIG_BYTES // 1024} KiB; delete routes, "
+        "or use another Caddy server",
+        status=HTTPStatus.CONFLICT,
+    )
+
+
 def _is_certificate_of(uid: str, part: Part) -> bool:
     return certificate_tag(uid) in (_convert(Pair, part.content).tags or ())
 
@@ -551,6 +631,12 @@ def _convert(struct: type[_T], content: Any) -> _T:
         return msgspec.convert(content, struct)
     except msgspec.ValidationError as error:
         raise NotDoneError(f"Caddy's configuration has an unknown structure: {error}") from None
+
+
+def _require_servers(apps: _Apps) -> _Servers:
+    if apps.http is None:
+        raise build_missing_error("apps/http/servers")
+    return apps.servers
 
 
 def _find_usable_server(servers: _Servers, fields: Fields) -> CaddyServer:

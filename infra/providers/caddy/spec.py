@@ -31,6 +31,9 @@ DEFAULT_INTERVAL_SECONDS: Final = 10.0
 DEFAULT_TIMEOUT_SECONDS: Final = 5.0
 MAX_PORT: Final = 65_535
 
+MAX_BYTES: Final = 32 * 1024
+"""Limit on the hosts, paths and backends of a route, which are part of each read of all routes."""
+
 _LABEL: Final = r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST: Final = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*")
 _BACKEND: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
@@ -139,12 +142,17 @@ class RouteFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
             _check_host(host)
         for path in self.paths:
             _check_path(path)
-        for backend in self.backends:
-            dial_address(backend)
+        backends = list(map(dial_address, self.backends))
         if len(self.hosts) * len(self.paths) > MAX_PAIRS:
             raise ValueError(
                 f"hosts, paths: {len(self.hosts)} hosts with {len(self.paths)} paths exceed the "
                 f"limit of {MAX_PAIRS} pairs; declare several routes"
+            )
+        size = sum(len(each.encode()) for each in (*self.hosts, *self.paths, *backends))
+        if size > MAX_BYTES:
+            raise ValueError(
+                f"hosts, paths, backends: {size} bytes exceed the limit of {MAX_BYTES}; declare "
+                "several routes"
             )
         if self.tls is not None and not self.hosts:
             raise ValueError("tls: requires hosts; list them in hosts")
