@@ -292,6 +292,9 @@ class OwnershipClaimed(_Event, frozen=True):
     moved: Annotated[
         MovedObject | None, description("The moved object; null for other reasons.")
     ] = None
+    claims: Annotated[
+        tuple[str, ...], description("What only this object of the API has, as in Action.")
+    ] = ()
 
 
 class OwnershipReleased(_Event, frozen=True):

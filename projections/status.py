@@ -371,7 +371,7 @@ def fold_status(  # noqa: C901, PLR0912, PLR0915 - one exhaustive match
         case OwnershipClaimed() as data:
             _set_owned(row, event, data.reason)
             _set_location(row, data.provider_config, data.external_name)
-            row.uid, row.is_unconfirmed = data.uid, False
+            row.uid, row.is_unconfirmed, row.claims = data.uid, False, data.claims
             _forget_release(row, (data.external_name, data.uid))
             row.listing_disproved = data.reason == "Returned" and not row.found_as
             row.lost, row.found_as = None, ""

@@ -6,7 +6,7 @@ Level-triggered: nothing here depends on the message that triggered the decision
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from msgspec.structs import replace
 
@@ -670,9 +670,7 @@ def _adopt(policy: Policy, existing: ExternalObject, situation: Situation) -> St
         )
     if evidence.label == "another's":
         return Conclusion("Conflict", "OwnedByAnother", _describe_label(existing, context))
-    return hold_for_adoption(existing, situation) or OwnershipClaimed(
-        existing.name, existing.uid, "Adopted", state.observed.provider_config
-    )
+    return hold_for_adoption(existing, situation) or _claim(existing, "Adopted", situation)
 
 
 def _keep_absent(spec: Spec, situation: Situation) -> Step:
@@ -894,13 +892,21 @@ def _hold_for_deletion_guard(situation: Situation) -> Conclusion | None:
 # --- declared or not
 
 
-def _claim(existing: ExternalObject, reason: ClaimReason, situation: Situation) -> OwnershipClaimed:
+def _claim(
+    existing: ExternalObject, reason: ClaimReason | Literal["Adopted"], situation: Situation
+) -> OwnershipClaimed:
     """Return the claim to an existing object. If it had disappeared, the API may lag."""
     state = situation.state
     is_late = reason == "Returned" and not state.observed.found_as
     grace = compute_grace(state, situation.context) if is_late else 0.0
-    location = state.observed.provider_config
-    return OwnershipClaimed(existing.name, existing.uid, reason, location, grace_seconds=grace)
+    return OwnershipClaimed(
+        existing.name,
+        existing.uid,
+        reason,
+        state.observed.provider_config,
+        grace_seconds=grace,
+        claims=tuple(situation.kind.find_claims(existing.name, existing.fields)),
+    )
 
 
 def _hold_in_doubt(existing: ExternalObject, situation: Situation) -> Conclusion | None:

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
-from events.manifest import EXTERNAL_NAME_ANNOTATION
+from events.manifest import EXTERNAL_NAME_ANNOTATION, Fields
 from events.names import ResourceKey
+from projections.ownership import claim_name
 from projections.read_models import ReadModels, rebuild
 from reconciler.provider.kind import Kind
-from tests.resource.building import CONFIG, FOO, Story, api_object, converged_story
+from tests.resource.building import BLOCK, CONFIG, FOO, Story, api_object, converged_story
 from tests.resource.test_replacement import BESIDE, CIRCLE, IN_PLACE, SQUARE
 
 OTHER = "team/Block/y"
+
+
+def find_claims(_name: str, fields: Fields) -> Sequence[str]:
+    return [f"tcp/{fields['color']}"]
+
+
+CLAIMING = replace(BLOCK, find_claims=find_claims)
 
 
 def models_of(story: Story) -> ReadModels:
@@ -116,3 +127,38 @@ def test_the_names_of_two_owners_do_not_hide_each_other() -> None:
     find = models.names.find
     assert find(CONFIG, FOO.kind, FOO.name, other_than=str(FOO)) == str(second.key)
     assert find(CONFIG, FOO.kind, FOO.name, other_than=str(second.key)) == str(FOO)
+
+
+def test_claims_stay_with_the_name_and_end_with_the_object() -> None:
+    """A claim that another write takes away ends with that write, and not before."""
+
+    def owner_of_claim(claim: str) -> str:
+        names = models_of(story).names
+        return names.find(CONFIG, FOO.kind, claim_name(claim), other_than=OTHER, is_path=True)
+
+    story = converged_story(kind=CLAIMING)
+    color = story.existing.fields["color"]
+    assert owner_of_claim(f"tcp/{color}") == owner_of_claim("tcp") == str(FOO)
+    assert owner_of_claim(f"tcp/{color}/127.0.0.1") == str(FOO)
+    assert owner_of_claim(f"tcp/{color}0") == owner_of_claim("udp") == ""
+    story.observe(None)
+    assert owner_of_claim(f"tcp/{color}") == str(FOO)
+    story.succeed(uid="u2")
+    story.declare({**story.state.desired.fields, "color": "Black"})
+    assert owner_of_claim(f"tcp/{color}") == owner_of_claim("tcp/Black") == str(FOO)
+    story.succeed()
+    assert (owner_of_claim(f"tcp/{color}"), owner_of_claim("tcp/Black")) == ("", str(FOO))
+    story.withdraw()
+    story.report()
+    assert owner_of_claim("tcp/Black") == ""
+
+
+def test_an_adopted_object_has_its_claims() -> None:
+    story = Story(kind=CLAIMING)
+    existing = api_object(uid="theirs")
+    story.declare(existing.fields, policy={"adoption": "Adopt"})
+    story.fail("Conflict", existing=existing)
+    story.observe_twice(existing)
+    assert story.state.owned is not None
+    name = claim_name(f"tcp/{existing.fields['color']}")
+    assert models_of(story).names.find(CONFIG, FOO.kind, name, other_than=OTHER) == str(FOO)
