@@ -23,6 +23,13 @@ from http import HTTPStatus
 from events.external import ExternalObject
 from events.intake import ErrorClass
 
+_SUCCESS = 200
+_REDIRECTED = 300
+_CLIENT_ERROR = 400
+_SERVER_ERROR = 500
+# Client errors that do not prove that the API works: unauthorized, timeout, too early.
+_UNSERVED = frozenset({401, 408, 425})
+
 
 class ReconcilerError(Exception):
     """Base of every error that a user of this project may want to catch."""
@@ -78,6 +85,8 @@ class ProviderError(ReconcilerError):
     ``obstacle``: the object that prevents the call, if known. For a creation that was permanently
     refused after its first calls, the object that these calls created. ``retry_after_seconds``: the
     delay that the API requests. ``replayed``: the API returned its stored response to the key.
+    ``responded``: the API responds, so the error proves nothing about its health. Examples are a
+    listing beyond a limit, and a success with an invalid body.
     """
 
     error_class: ErrorClass = "Unknown"
@@ -90,6 +99,7 @@ class ProviderError(ReconcilerError):
         retry_after_seconds: float | None = None,
         obstacle: ExternalObject | None = None,
         replayed: bool = False,
+        responded: bool = False,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -97,6 +107,21 @@ class ProviderError(ReconcilerError):
         self.retry_after_seconds = retry_after_seconds
         self.obstacle = obstacle
         self.replayed = replayed
+        self.responded = responded
+
+    @property
+    def proves_failure(self) -> bool:
+        """Whether the error suggests that the API is down, unlike most client errors."""
+        if self.responded or self.error_class not in ("NotDone", "Unknown"):
+            return False
+        return self.status is None or is_failure(self.status)
+
+
+def is_failure(status: int) -> bool:
+    """Return whether an API with this response serves no client."""
+    if status in _UNSERVED:
+        return True
+    return not (_SUCCESS <= status < _REDIRECTED or _CLIENT_ERROR <= status < _SERVER_ERROR)
 
 
 class NotDoneError(ProviderError):

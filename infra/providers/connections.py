@@ -14,7 +14,7 @@ import ssl
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import cast
 
 import msgspec
@@ -63,11 +63,21 @@ class NotSentError(Exception):
     """There was no connection, so no part of the call was sent."""
 
 
-class ConnectionCutError(ConnectionError):
+class IncompleteResponseError(Exception):
+    """No complete response was received. ``status``: the received status, None without headers."""
+
+    status: int | None = None
+
+
+class ConnectionCutError(IncompleteResponseError, ConnectionError):
     """The connection ended before the response was complete."""
 
 
-class InvalidResponseError(ValueError):
+class ResponseTimeoutError(IncompleteResponseError, TimeoutError):
+    """The response was not complete in time."""
+
+
+class InvalidResponseError(IncompleteResponseError, ValueError):
     """The response is not HTTP, or exceeds a limit."""
 
 
@@ -121,6 +131,8 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._parser = HttpResponseParser(self)
         self._response: asyncio.Future[Received] | None = None
+        self._status: int | None = None
+        self._record_status: Callable[[int], None] = lambda _status: None
         self._headers: dict[bytes, bytes] = {}  # by name in lower case
         self._header_bytes = 0
         self._body: list[bytes | bytearray] = []
@@ -131,15 +143,20 @@ class Connection(asyncio.Protocol):
         self._received_bytes = 0
         self._unread_bytes = 0
 
-    async def exchange(self, request: bytes, deadline: float) -> Received:
+    async def exchange(
+        self, request: bytes, deadline: float, record_status: Callable[[int], None]
+    ) -> Received:
         """Send a request and wait for its complete response. A failed connection is closed.
 
-        ``deadline`` is a time on the loop's clock. Raises ``NotSentError``, ``TimeoutError``,
-        ``ConnectionCutError`` or ``InvalidResponseError``.
+        ``deadline`` is a time on the loop's clock. ``record_status`` is called once the headers are
+        complete. Raises ``NotSentError``, ``ResponseTimeoutError``, ``ConnectionCutError`` or
+        ``InvalidResponseError``.
         """
         loop = asyncio.get_running_loop()
         self._response = loop.create_future()
-        timer = loop.call_at(deadline, self._fail, TimeoutError())  # cheaper than asyncio.timeout
+        self._status, self._record_status = None, record_status
+        # cheaper than asyncio.timeout
+        timer = loop.call_at(deadline, self._fail, ResponseTimeoutError())
         try:
             self._send(request)
             received = await self._response
@@ -148,8 +165,10 @@ class Connection(asyncio.Protocol):
                 if _is_compressed(received)
                 else received
             )
-        except BaseException:  # the next call must not receive this response
+        except BaseException as error:  # the next call must not receive this response
             self.close()
+            if isinstance(error, IncompleteResponseError):
+                error.status = self._status
             raise
         finally:
             timer.cancel()
@@ -224,6 +243,10 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """Record that the headers are complete."""
         self._has_headers = True
+        status = self._parser.get_status_code()
+        if status >= _FIRST_FINAL_STATUS:
+            self._status = status
+            self._record_status(status)
 
     def on_body(self, body: bytes) -> None:
         """Add a piece of the body."""
@@ -275,7 +298,10 @@ class Connection(asyncio.Protocol):
             raise _build_header_error()
 
     async def _decompress_body(self, received: Received, deadline: float) -> Received:
-        """Decompress a body in slices. Raises ``TimeoutError`` and ``InvalidResponseError``."""
+        """Decompress a body in slices.
+
+        Raises ``ResponseTimeoutError`` and ``InvalidResponseError``.
+        """
         loop = asyncio.get_running_loop()
         slices: list[bytes] = []
         compressed_bytes, self._received_bytes = self._received_bytes, 0  # limited separately
@@ -288,7 +314,7 @@ class Connection(asyncio.Protocol):
                     return Received(received.status, received.headers, content)
                 await asyncio.sleep(0)
                 if loop.time() > deadline:
-                    raise TimeoutError
+                    raise ResponseTimeoutError
         except zlib.error as error:
             raise InvalidResponseError(f"decompressing its body failed: {error}") from None
         finally:
@@ -377,7 +403,12 @@ class Connections:
         self._all: set[Connection] = set()
         self._is_closed = False
 
-    async def exchange(self, request: bytes, seconds: float) -> Received:
+    async def exchange(
+        self,
+        request: bytes,
+        seconds: float,
+        record_status: Callable[[int], None] = lambda _status: None,
+    ) -> Received:
         """Send a request, and wait up to ``seconds`` for its complete response.
 
         Raises the same errors as ``Connection.exchange``, and ``ssl.SSLCertVerificationError``,
@@ -386,7 +417,7 @@ class Connections:
         deadline = asyncio.get_running_loop().time() + seconds
         connection = await self._acquire()
         try:
-            return await connection.exchange(request, deadline)
+            return await connection.exchange(request, deadline, record_status)
         finally:
             if connection.is_open:
                 connection.used_at = time.monotonic()

@@ -172,7 +172,9 @@ class _OpenPath:
                 # The files of the new folder were not listed, so they would seem to be missing.
                 current = stat_of(self._folders[-1], segment)
                 if current is not None and not os.path.samestat(current, os.fstat(folder)):
-                    raise NotDoneError(f"the directory {segment!r} was replaced during a listing")
+                    raise NotDoneError(
+                        f"the directory {segment!r} was replaced during a listing", responded=True
+                    )
             finally:
                 os.close(folder)
 

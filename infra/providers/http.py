@@ -11,7 +11,13 @@ from urllib.parse import urlencode
 from yarl import URL
 
 from events.provider_config import Limits, ProviderConfigSpec
-from infra.providers.connections import Connections, InvalidResponseError, NotSentError
+from infra.providers.connections import (
+    Connections,
+    IncompleteResponseError,
+    InvalidResponseError,
+    NotSentError,
+    Received,
+)
 from infra.providers.endpoint import authorization, check_endpoint, socket_path
 from infra.providers.host_guard import HostGuard
 from infra.providers.responses import Response, build_refusal_error, is_read
@@ -135,8 +141,10 @@ class HttpApi:
             method, self._target(path, query), {**self._headers, **(headers or {})}, body
         )
         try:
-            received = await self._connections.exchange(request, self._timeout_seconds)
-            take_memory(received.content)
+            received = await self._connections.exchange(
+                request, self._timeout_seconds, self._permit.record_status
+            )
+            _take_memory(received)
         except ssl.SSLCertVerificationError as error:
             raise UntrustedApiError(
                 f"{method} {url}: not sent, because its certificate is not trusted: "
@@ -146,12 +154,17 @@ class HttpApi:
             raise NotDoneError(
                 f"{method} {url}: not sent, because there is no connection: {error}"
             ) from error
-        except TimeoutError as error:
-            reason = f"no response within {self._timeout_seconds:g} s"
-            raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
-        except (OSError, InvalidResponseError, MemoryLimitError) as error:
-            reason = f"invalid response: {error}"
-            raise self._failure_class(writes=writes)(f"{method} {url}: {reason}") from error
+        except (OSError, IncompleteResponseError) as error:
+            is_late = isinstance(error, TimeoutError)
+            reason = (
+                f"no response within {self._timeout_seconds:g} s"
+                if is_late
+                else f"invalid response: {error}"
+            )
+            status = error.status if isinstance(error, IncompleteResponseError) else None
+            raise self._failure_class(writes=writes)(
+                f"{method} {url}: {reason}", status=status
+            ) from error
         if writes and received.status < _REDIRECTED:
             self._permit.record_write()
         return Response(
@@ -187,6 +200,15 @@ class HttpApi:
     def _target(self, path: str, query: Query) -> str:
         target = f"{self._base_path}{path}" or "/"
         return f"{target}?{urlencode(query)}" if query else target
+
+
+def _take_memory(received: Received) -> None:
+    try:
+        take_memory(received.content)
+    except MemoryLimitError as error:
+        invalid = InvalidResponseError(str(error))
+        invalid.status = received.status
+        raise invalid from None
 
 
 def _check_limits(limits: Limits) -> None:

@@ -166,15 +166,16 @@ class IdentifiedProvider(Provider, Protocol):
 
 @runtime_checkable
 class ProbedProvider(Provider, Protocol):
-    """A provider whose listings depend on its objects, such as connections to tenants' databases.
+    """A provider that can be called without its objects, which may make a listing slow or large.
 
     Other providers are probed by the first page of a listing.
     """
 
     async def probe(self) -> bool:
-        """Make a call that depends on no object and waits for no other call. Return True.
+        """Make a call that depends on no object and waits for no other call.
 
-        Raises the same errors as ``read`` if the API does not respond.
+        Return True if the API responds, or False if the call cannot show this. Raises the same
+        errors as ``read`` if the API does not respond.
         """
         ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final, Protocol
@@ -35,6 +35,10 @@ class CallGate(Protocol):
 
         Raises ``NotCalledError`` if the wait would be too long.
         """
+        ...
+
+    def record_status(self, status: int) -> None:
+        """Record the status of a response as soon as its headers are complete."""
         ...
 
 
@@ -95,6 +99,16 @@ class CallPermit:
                 retry_after_seconds=0.0,
             )
 
+    @property
+    def record_status(self) -> Callable[[int], None]:
+        """The function to call with the status of a response as soon as its headers are complete.
+
+        It proves that the API responds, even if the body is too large or too slow. Another task may
+        call it.
+        """
+        gate = CALL_GATE.get()
+        return _ignore_status if gate is None else gate.record_status
+
     def record_write(self) -> None:
         """Record that a request changed the API, or may have.
 
@@ -113,3 +127,7 @@ class CallPermit:
             yield
         finally:
             CALL_RECORD.reset(token)
+
+
+def _ignore_status(_status: int) -> None:
+    pass

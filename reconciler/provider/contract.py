@@ -686,6 +686,9 @@ class _InterruptBefore:
     def __init__(self, request: int) -> None:
         self._remaining = request
 
+    def record_status(self, status: int) -> None:
+        del status
+
     async def wait(self, *, has_priority: bool = False) -> None:
         del has_priority
         self._remaining -= 1

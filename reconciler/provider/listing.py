@@ -134,11 +134,13 @@ async def follow_pages(
         if len(page.next) > MAX_TOKEN_CHARACTERS:
             raise NotDoneError(
                 f"the token of the next page has {len(page.next)} characters, but at most "
-                f"{MAX_TOKEN_CHARACTERS} are allowed"
+                f"{MAX_TOKEN_CHARACTERS} are allowed",
+                responded=True,
             )
         if page.next == token:
             raise NotDoneError(
-                "the API returned the same page token twice, so the listing would never end"
+                "the API returned the same page token twice, so the listing would never end",
+                responded=True,
             )
         token = page.next
 

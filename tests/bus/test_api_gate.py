@@ -157,6 +157,8 @@ async def test_consecutive_failures_close_the_gate_immediately_and_are_reported(
     [
         RefusedError("no", status=422),
         NotDoneError("still running", status=409),
+        NotDoneError("the listing has too many pages", responded=True),
+        NotDoneError("a success with an invalid body", status=200),
         ThrottledError("too many requests", status=429, retry_after_seconds=0.0),
         ConfigurationError("not declared"),
         GateClosedError("closed"),
@@ -171,7 +173,7 @@ async def test_an_api_that_responds_with_a_reason_is_not_down(
     assert await process.reports() == []
 
 
-@pytest.mark.parametrize("status", [401, 408, 500, 502, 503, 504, 200])
+@pytest.mark.parametrize("status", [302, 401, 408, 500, 502, 503, 504])
 async def test_an_api_that_serves_no_client_is_down(process: Process, status: int) -> None:
     for _ in range(3):
         process.call(UnknownResultError("unexpected response", status=status))
@@ -311,6 +313,62 @@ async def test_a_call_refused_by_an_open_breaker_is_not_reported_as_throttled(
 async def test_status_503_with_retry_after_is_a_throttle(process: Process) -> None:
     process.call(NotDoneError("maintenance", status=503, retry_after_seconds=30.0))
     assert process.gates.of("second").closed_seconds > 15
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        NotDoneError("maintenance", status=503, retry_after_seconds=3600.0),
+        UnknownResultError("maintenance", status=503, retry_after_seconds=1.0),
+        ThrottledError("slower", status=429, retry_after_seconds=3600.0),
+    ],
+)
+async def test_a_pause_requested_for_an_object_closes_the_gate_only_if_a_check_confirms_it(
+    process: Process, error: ProviderError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = process.gates.of("first")
+    call_for_object(process, error)
+    assert gate.begin_check("first")
+    process.call(None)
+    gate.end_check()
+    assert not gate.begin_check("first"), "one request for a pause leads to one check"
+    assert gate.may_send_now
+    assert await process.reports() == []
+
+    monkeypatch.setattr(gate, "_next_check_at", 0.0)
+    call_for_object(process, error)
+    assert gate.begin_check("first")
+    process.call(error)
+    gate.end_check()
+    assert not gate.may_send_now
+    assert await process.reports() == [("Throttled", 0)]
+
+
+async def test_a_listing_for_which_an_api_requests_a_pause_closes_no_gate_if_the_api_responds(
+    process: Process,
+) -> None:
+    pause = NotDoneError("busy", status=503, retry_after_seconds=60.0, responded=True)
+    process.call(pause)
+    assert process.gates.of("first").may_send_now
+
+
+async def test_a_short_rate_limit_closes_the_gate_at_once(process: Process) -> None:
+    call_for_object(process, ThrottledError("slower", status=429, retry_after_seconds=20.0))
+    assert process.gates.of("first").closed_seconds > 15
+    assert not process.gates.of("first").begin_check("first")
+
+
+async def test_the_headers_of_a_response_prove_that_an_api_responds(process: Process) -> None:
+    gate = process.gates.of("first")
+    with suppress(NotDoneError), gate.calls("first") as calls:
+        CallPermit().record_status(503)
+        assert not calls.has_response
+        assert not gate.responds
+        CallPermit().record_status(200)
+        assert calls.has_response
+        assert gate.responds
+        raise NotDoneError("its body never ends", status=200)
+    assert gate.responds
 
 
 async def test_a_limited_number_of_actions_waits_for_a_short_throttle(

@@ -65,6 +65,7 @@ from reconciler.roles.runtime.configurations import Configurations
 from reconciler.roles.runtime.provider_pool import ProviderPool
 from reconciler.roles.runtime.runtime import Runtime
 from reconciler.roles.runtime.search_turns import SearchTurns
+from reconciler.roles.worker import worker as worker_module
 from reconciler.roles.worker.name_checks import NameChecks
 from reconciler.roles.worker.worker import LEASE_SECONDS, Worker
 from reconciler.secrecy import Search
@@ -1126,6 +1127,53 @@ async def test_failed_calls_open_the_breaker_only_if_a_listing_or_probe_fails_to
     assert api.calls >= 5
     assert api.listings == 1
     assert [each.state for each in bus.api_reports] == (["Failing"] if is_down else [])
+
+
+class LargeApi(ApiOfTwoTenants):
+    """An API whose calls fail for the objects of one tenant, and whose listings are too large."""
+
+    def __init__(self, error: ProviderError | None) -> None:
+        super().__init__(is_down=False)
+        self.error = error
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        del scope, page_size
+        self.listings += 1
+        CallPermit().record_status(200)
+        if self.error is None:
+            await asyncio.sleep(60)
+        else:
+            raise self.error
+        yield []
+
+
+@pytest.mark.parametrize(
+    "error", [NotDoneError("longer than 32 MiB", status=200), None], ids=["large", "slow"]
+)
+async def test_a_listing_that_is_too_large_or_slow_does_not_open_the_breaker(
+    log: JetStreamLog, error: ProviderError | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise one tenant could stop all others by creating objects."""
+    monkeypatch.setattr(worker_module, "CHECK_SECONDS", 0.2)
+    api = LargeApi(error)
+    histories = [[action_event(new_key())] for _ in range(8)]
+    deliveries: list[ActionDelivery] = []
+    for history in histories:
+        [last] = await log.append([ResourceAppend(history[0].key, history, 0)])
+        deliveries.append(ActionDelivery(last, history[0], 1, None, True))
+    bus = Bus(*deliveries)
+    capabilities = Capabilities(
+        idempotency_keys=True, deterministic_names=True, labels=True, conditional_writes=True
+    )
+    async with running_worker(log, api, bus, capabilities=capabilities):
+        async with asyncio.timeout(60):
+            while len(bus.reports) < len(histories):
+                await bus.acknowledged.wait()
+                bus.acknowledged.clear()
+    assert api.listings == 1
+    assert bus.api_reports == []
 
 
 class NamespacedApi(Api):

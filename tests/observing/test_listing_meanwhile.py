@@ -26,7 +26,7 @@ from events.manifest import Fields, Policy
 from events.names import ResourceKey
 from events.provider_config import DeletionGuard, ProviderConfigSpec, Scope
 from projections.read_models import ReadModels
-from reconciler.errors import UnreadableObjectsError
+from reconciler.errors import NotDoneError, UnreadableObjectsError
 from reconciler.ports import IntakeMessageOut
 from reconciler.provider import Capabilities, Effect, Provider
 from reconciler.provider.call_permit import CallPermit
@@ -124,6 +124,12 @@ class Stage:
         self.intake, self.models = Intake(), ReadModels()
         kind = Kind("Shape", "test/v1", ProviderConfigSpec, provider="test", connect=api)
         kinds = KindRegistry([dataclasses.replace(kind, capabilities=capabilities)])
+        self.gates = ApiGates(
+            name="test",
+            configurations=self.configurations,
+            intake=self.intake,
+            rates=NoRates(),
+        )
         self.observer = Observer(
             intake=self.intake,
             configurations=self.configurations,
@@ -131,12 +137,7 @@ class Stage:
             kinds=kinds,
             models=self.models,
             log_id="log",
-            gates=ApiGates(
-                name="test",
-                configurations=self.configurations,
-                intake=self.intake,
-                rates=NoRates(),
-            ),
+            gates=self.gates,
             catch_up=catch_up,
         )
 
@@ -333,6 +334,66 @@ async def test_an_unreadable_object_is_not_absent_and_does_not_hide_other_object
     else:
         absent_keys = observed_keys["unreadable"]
         assert (absent_keys.object, absent_keys.losses) == (None, LossCount(1, 1))
+
+
+class ChangingApi(Api):
+    """An API whose listing one tenant changes all the time. It hides one of two objects."""
+
+    async def read(self, external_name: str, uid: str | None = None) -> ExternalObject | None:
+        self.reads.append(uid)
+        return None if external_name == "lost" else ExternalObject(external_name, {}, uid, "v1")
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        async for page in super().pages(scope, page_size=page_size):
+            yield page
+        raise UnreadableObjectsError("the listing changed", [(None, None)])
+
+
+async def test_a_listing_that_changed_reports_a_lost_object_only_after_reading_it() -> None:
+    api = ChangingApi("shown")
+    stage, position = Stage(api, _nothing_new), 0
+    for name in ("hidden", "lost"):
+        for each in _owned(name):
+            position += 1
+            stage.models.apply(position, each)
+    await stage.observer.list_once("default", "Shape")
+    observed = {key.name: each for key, each in stage.intake.observed.items()}
+    assert observed.keys() == {"shown", "lost"}
+    assert (observed["lost"].object, observed["lost"].evidence) == (None, "Read")
+    assert len(api.reads) == 2
+
+
+class ProbedApi(Api):
+    """An API whose listings time out, because a tenant has too many objects."""
+
+    def __init__(self, *, is_down: bool) -> None:
+        super().__init__()
+        self.is_down = is_down
+
+    async def probe(self) -> bool:
+        if self.is_down:
+            raise NotDoneError("no response")
+        return True
+
+    async def pages(
+        self, scope: Scope, *, page_size: int
+    ) -> AsyncIterator[Sequence[ExternalObject]]:
+        del scope, page_size
+        raise NotDoneError("no response")
+        yield []
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_a_listing_without_a_response_proves_a_failure_only_if_the_probe_fails_too(
+    is_down: bool,
+) -> None:
+    stage = Stage(ProbedApi(is_down=is_down), _nothing_new)
+    with pytest.raises(NotDoneError) as raised:
+        await stage.observer.list_once("default", "Shape")
+    assert raised.value.proves_failure is is_down
+    assert stage.gates.of("default").responds is not is_down
 
 
 async def test_an_api_is_still_listed_after_its_provider_cancels_itself() -> None:

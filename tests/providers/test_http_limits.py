@@ -120,6 +120,46 @@ async def test_a_response_that_is_too_large_is_an_error_that_names_the_limit(cas
     assert loop.blocked_seconds < ENOUGH_SECONDS
 
 
+FAILURES = {
+    "endless headers": (send(HEAD, repeat=b"a:b\r\n", times=20_000), None, True),
+    "a large body": (send(HEAD + b"\r\n", repeat=bytes(MIB), times=64), 200, False),
+    "a large refusal": (
+        send(b"HTTP/1.1 422 No\r\n\r\n", repeat=bytes(MIB), times=64),
+        422,
+        False,
+    ),
+    "a large server error": (
+        send(b"HTTP/1.1 503 No\r\n\r\n", repeat=bytes(MIB), times=64),
+        503,
+        True,
+    ),
+    "no HTTP": (send(b"SSH-2.0\r\n"), None, True),
+    "a body that is cut": (send(HEAD + b"Content-Length: 9\r\n\r\n1"), 200, False),
+    "a body that is not gzip": (
+        send(HEAD + b"Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\n1"),
+        200,
+        False,
+    ),
+    "too many values": (
+        send(HEAD + b"Content-Length: %d\r\n\r\n" % (8 * MIB), b"[" * (8 * MIB)),
+        200,
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+async def test_only_an_error_before_the_status_or_a_bad_status_suggests_that_the_api_is_down(
+    case: str,
+) -> None:
+    """A tenant can cause the others, such as with many objects in one listing."""
+    serve, status, proves_failure = FAILURES[case]
+    async with connect_api(serve) as api:
+        with pytest.raises(NotDoneError) as raised:
+            await api.call("GET", "/x")
+    assert (raised.value.status, raised.value.proves_failure) == (status, proves_failure)
+
+
 async def test_a_response_just_below_the_limit_is_read() -> None:
     content = msgspec.json.encode(["x" * 1000] * (MAX_BODY_BYTES // 1004))
     packed = gzip.compress(content, 1)
@@ -208,9 +248,12 @@ async def test_a_response_that_never_ends_fails_at_the_timeout(first: bytes) -> 
             connection.sendall(b"1\r\nx\r\n" if first is CHUNKED else b"2")
 
     async with connect_api(serve, timeout_seconds=0.5) as api:
-        with pytest.raises(NotDoneError, match=r"no response within 0\.5 s"):
+        with pytest.raises(NotDoneError, match=r"no response within 0\.5 s") as raised:
             await asyncio.wait_for(api.call("GET", "/x"), 10)
     finished.set()
+    has_headers = first.endswith(b"\r\n\r\n")
+    assert raised.value.status == (200 if has_headers else None)
+    assert raised.value.proves_failure is not has_headers
 
 
 async def test_compressed_bodies_count_until_they_are_decompressed() -> None:

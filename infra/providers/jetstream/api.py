@@ -163,7 +163,7 @@ class JetStreamApi:
         except BusError as error:
             raise classify_error(error, is_read=True) from error
         except msgspec.ValidationError as error:
-            raise NotDoneError(f"{request}: invalid response: {error}") from None
+            raise NotDoneError(f"{request}: invalid response: {error}", responded=True) from None
 
     async def write(
         self,

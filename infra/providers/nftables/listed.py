@@ -130,7 +130,7 @@ def parse_listing(output: bytes) -> TableListing:
         items = _output_decoder.decode(output).nftables
         return _collect(items)
     except UNDECODABLE as error:
-        raise NotDoneError(f"invalid output from nft: {error}") from None
+        raise NotDoneError(f"invalid output from nft: {error}", responded=True) from None
 
 
 def parse_service_tables(output: bytes) -> list[str]:
@@ -138,7 +138,7 @@ def parse_service_tables(output: bytes) -> list[str]:
     try:
         maps = [each.map for each in _output_decoder.decode(output).nftables if each.map]
     except UNDECODABLE as error:
-        raise NotDoneError(f"invalid output from nft: {error}") from None
+        raise NotDoneError(f"invalid output from nft: {error}", responded=True) from None
     return [each.table for each in maps if each.is_own(SERVICES, "verdict")]
 
 

@@ -163,7 +163,9 @@ class Nft:
                     f"{name} did not exit within {self._timeout_seconds:g} s"
                 ) from None
             except MemoryLimitError as error:
-                raise error_class(f"the output of {name} is unusable: {error}") from None
+                raise error_class(
+                    f"the output of {name} is unusable: {error}", responded=True
+                ) from None
             finally:
                 if process.returncode is None:
                     with contextlib.suppress(ProcessLookupError):

@@ -138,7 +138,7 @@ class Session:
             raise timeout_class(f"no response within {self._timeout_seconds:g} s") from None
         except ResultTooLargeError as error:
             limit_class = UnknownResultError if may_be_done else NotDoneError
-            raise limit_class(f"invalid response: {error}") from None
+            raise limit_class(f"invalid response: {error}", responded=True) from None
         except psycopg.Error as error:
             raise classify_error(error, may_be_done=may_be_done) from error
 
@@ -349,7 +349,7 @@ def as_structs(row_type: type[_S], rows: Sequence[DictRow]) -> list[_S]:
     try:
         return msgspec.convert(rows, list[row_type])
     except msgspec.ValidationError as error:
-        raise NotDoneError(f"invalid response: {error}") from None
+        raise NotDoneError(f"invalid response: {error}", responded=True) from None
 
 
 def _tls(tls: Tls | None) -> dict[str, str]:

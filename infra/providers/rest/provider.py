@@ -12,6 +12,7 @@ Guarantees that an API may lack, and their substitutes:
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from http import HTTPStatus
@@ -228,6 +229,20 @@ class RestProvider:
         else:
             unreadable.add(candidate.name, None, "several objects have this name")
         return False
+
+    async def probe(self) -> bool:
+        """Read an object that does not exist, because a tenant can make a listing slow or large.
+
+        Return False if the API has no such read, or refuses it for another reason.
+        """
+        protocol, name = self._protocol, f"probe-{uuid.uuid4().hex[:12]}"
+        request = protocol.read
+        if not request.placeholders or protocol.has_server_ids or protocol.name_problem(name):
+            return False
+        values = self._values(name, None)
+        response = await self._send_read(request, values, self._variables(values))
+        is_success = response.status_code in request.success
+        return is_success or self._meaning(response, absent=protocol.rest.read.absent) == "Absent"
 
     async def close(self) -> None:
         """Close all connections."""

@@ -19,7 +19,13 @@ from datetime import datetime
 from typing import Literal, Self
 
 from events.log import BreakerClosed, BreakerOpened, LogEvent
-from reconciler.errors import ConfigurationError, NotCalledError, ProviderError, ThrottledError
+from reconciler.errors import (
+    ConfigurationError,
+    NotCalledError,
+    ProviderError,
+    ThrottledError,
+    is_failure,
+)
 from reconciler.ports import LogCertainty
 from reconciler.provider.call_permit import CALL_GATE, CallGate
 from reconciler.resource.api_silence import MIN_SILENT_SECONDS
@@ -34,6 +40,10 @@ MAX_WAITING_ACTIONS = 128
 
 THROTTLED_SECONDS = 1.0
 """Pause after a throttling response that has no retry time."""
+
+MAX_UNCONFIRMED_SECONDS = 30.0
+"""Longest throttling of the API that a call for one object can cause. Rate limits are per account
+and short. A longer one, or a 503 with a retry time, counts if a call without an object gets it."""
 
 LOCAL_OPENING_SECONDS = 1.0
 """Time for which local failures close a gate before the log has recorded them."""
@@ -50,10 +60,7 @@ MIN_UNANSWERED = 2
 _PROBE_REQUEST_SECONDS = 1.0
 _SPREAD_SECONDS = 0.5
 _NOTICEABLE_SECONDS = 0.01
-_CLIENT_ERROR = 400
 _SERVER_ERROR = 500
-# Client errors that do not prove that the API works: unauthorized, timeout, too early.
-_UNSERVED = frozenset({401, 408, 425})
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +118,7 @@ class ApiGate:
         self._may_be_closed = False
         self._failures = 0
         self._suspicions = 0  # failures that the objects of one tenant may have caused
+        self._is_throttling_suspected = False  # the same, for a long pause
         self._responded_at = self._clock()
         self._has_responded = False
         self._unanswered = 0  # consecutive failures, for the silence of the API
@@ -230,17 +238,18 @@ class ApiGate:
     def begin_check(self, config: str) -> bool:
         """Return whether the caller must check the API, because calls for objects failed.
 
-        A check is a call that does not depend on any tenant's objects. `end_check` must follow.
+        One long pause that the API requests for an object is enough. A check is a call that does
+        not depend on any tenant's objects. `end_check` must follow.
         """
         member = self.members.get(config)
         is_due = (
             member is not None
-            and self._suspicions >= member.failures_to_open
+            and (self._is_throttling_suspected or self._suspicions >= member.failures_to_open)
             and not (self._is_checking or self._may_be_closed)
             and self._clock() >= self._next_check_at
         )
         if is_due:
-            self._is_checking = True
+            self._is_checking, self._is_throttling_suspected = True, False
         return is_due
 
     def end_check(self) -> None:
@@ -362,16 +371,18 @@ class ApiGate:
             return
         if isinstance(error, (ConfigurationError, NotCalledError)):
             return  # no call was made
-        self.report_throttling(error, config)
-        if not _is_failure(error):
+        if not proves_failure and _needs_confirmation(error):
+            self._is_throttling_suspected = True
+        else:
+            self.report_throttling(error, config)
+        if not error.proves_failure:
             self.record_response()
-        if _is_failure(error) and (proves_failure or self._may_be_closed):
+            self._process_response(epoch)
+        elif proves_failure or self._may_be_closed:
             self._record_no_response(epoch)
             self._process_failure(error, config, epoch)
-        elif _is_failure(error):
-            self._suspicions += epoch == self.epoch
         else:
-            self._process_response(epoch)
+            self._suspicions += epoch == self.epoch
 
     def report_throttling(self, error: ProviderError, config: str) -> None:
         """Process only the throttling that an error reports."""
@@ -417,7 +428,7 @@ class ApiGate:
         if member is None or epoch != self.epoch:
             return
         self._failures += 1
-        if self._is_checking:
+        if self._is_checking and not _throttle_seconds(error):
             self._failures = max(self._failures, member.failures_to_open)
         broken = self._open_breakers()
         should_report = self._failures >= member.failures_to_open or bool(broken)
@@ -457,7 +468,15 @@ class ApiGate:
 class Calls:
     """Context that permits the requests of one action or listing, and processes their results."""
 
-    __slots__ = ("_config", "_epoch", "_gate", "_is_probe", "_previous_permit", "_proves_failure")
+    __slots__ = (
+        "_config",
+        "_epoch",
+        "_gate",
+        "_is_probe",
+        "_previous_permit",
+        "_proves_failure",
+        "has_response",
+    )
 
     def __init__(
         self, gate: ApiGate, config: str, *, is_probe: bool, proves_failure: bool = True
@@ -467,6 +486,7 @@ class Calls:
         self._is_probe = is_probe
         self._proves_failure = proves_failure
         self._epoch = gate.epoch
+        self.has_response = False
         self._previous_permit: CallGate | None = None
 
     def __enter__(self) -> Self:
@@ -494,6 +514,12 @@ class Calls:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
         return self._gate.interval_seconds
 
+    def record_status(self, status: int) -> None:
+        """Record the status of a response, whose body may still be too large or too slow."""
+        if not is_failure(status):
+            self.has_response = True
+            self._gate.record_response()
+
     async def wait(self, *, has_priority: bool = False) -> None:
         """Wait until the next request may be sent; raises ``GateClosedError``."""
         gate = self._gate
@@ -505,22 +531,21 @@ class Calls:
             await gate.limiter.take(has_priority=has_priority)
 
 
+def _needs_confirmation(error: ProviderError) -> bool:
+    """Return whether a pause that an API requests for an object may concern only that object."""
+    wait = _throttle_seconds(error)
+    if wait is None:
+        return False
+    return not isinstance(error, ThrottledError) or wait > MAX_UNCONFIRMED_SECONDS
+
+
 def _throttle_seconds(error: ProviderError) -> float | None:
     """Return the seconds for which an error throttles the whole API, or None."""
     wait = error.retry_after_seconds
     if isinstance(error, ThrottledError):
         return THROTTLED_SECONDS if wait is None else wait
     is_server_error = error.status is not None and error.status >= _SERVER_ERROR
-    return wait if is_server_error else None
-
-
-def _is_failure(error: ProviderError) -> bool:
-    """Return whether an error suggests that the API is down, unlike most client errors."""
-    if error.error_class not in ("NotDone", "Unknown"):
-        return False
-    status = error.status
-    is_refusal = status is not None and _CLIENT_ERROR <= status < _SERVER_ERROR
-    return not is_refusal or status in _UNSERVED
+    return wait if is_server_error and not error.responded else None
 
 
 def _format_end(at: datetime | None) -> str:

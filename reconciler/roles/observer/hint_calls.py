@@ -47,6 +47,9 @@ class HintCalls:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
         return self._gate.interval_seconds
 
+    def record_status(self, status: int) -> None:
+        """Ignore the status, because the calls do not affect the API's health."""
+
     async def wait(self, *, has_priority: bool = False) -> None:
         """Wait only for the rate limit; raises ``GateClosedError`` while the gate is closed."""
         gate = self._gate

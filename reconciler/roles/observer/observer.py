@@ -23,11 +23,11 @@ from projections.status import StatusRow
 from reconciler.errors import ConfigurationError, ProviderError, UnreadableObjectsError
 from reconciler.failpoints import Failpoint, reach
 from reconciler.ports import DecisionSink, IntakeMessageOut, IntakeWriter
-from reconciler.provider import IdentifiedProvider, Provider, VolatileProvider
+from reconciler.provider import IdentifiedProvider, ProbedProvider, Provider, VolatileProvider
 from reconciler.provider.kind import KindRegistry
 from reconciler.resource.new_scope import is_count_news
 from reconciler.resource.observation import AWAITING_READ
-from reconciler.roles.gate.api_gate import GateClosedError
+from reconciler.roles.gate.api_gate import CHECK_SECONDS, GateClosedError
 from reconciler.roles.gate.api_gates import ApiGates
 from reconciler.roles.objects.object_secrets import hide_and_digest
 from reconciler.roles.objects.oversize import build_size_letter, is_too_large, store_size_letters
@@ -319,6 +319,9 @@ class Observer:
                 _logger.warning(
                     "objects unreadable", config=config_name, kind=kind, error=error.message
                 )
+            except ProviderError as error:
+                error.responded = not error.proves_failure or await _responds(provider)
+                raise
         self.listings += 1
         if self._configurations.by_name.get(config_name) != config:
             raise ListingRefusedError("its ProviderConfig was changed during the listing")
@@ -565,6 +568,18 @@ class Observer:
             await self._catch_up(CATCH_UP_SECONDS)
         except TimeoutError:
             raise ListingRefusedError("this process has not yet read the log to the end") from None
+
+
+async def _responds(provider: Provider) -> bool:
+    """Return whether an API responds to a call without objects, although a listing has failed.
+
+    One tenant may have so many objects, or such slow ones, that no listing completes.
+    """
+    try:
+        async with asyncio.timeout(CHECK_SECONDS):
+            return isinstance(provider, ProbedProvider) and await provider.probe()
+    except (ProviderError, ConfigurationError, TimeoutError):
+        return False
 
 
 async def _read_one(

@@ -162,7 +162,7 @@ class GuardedProvider:
                 if page is None:
                     return
                 yield page
-            raise NotDoneError(f"the listing has more than {MAX_PAGES} pages")
+            raise NotDoneError(f"the listing has more than {MAX_PAGES} pages", responded=True)
 
     async def uptime_seconds(self) -> float | None:
         """Return the age of the API's process; None if its objects do not end with it."""

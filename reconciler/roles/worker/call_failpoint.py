@@ -42,6 +42,10 @@ class CallFailpoint:
         """Seconds between requests under the rate limit; 0.0 if there is none."""
         return self._calls.interval_seconds
 
+    def record_status(self, status: int) -> None:
+        """Record the status of a response."""
+        self._calls.record_status(status)
+
     async def wait(self, *, has_priority: bool = False) -> None:
         """Wait until the next request may be sent; raises ``GateClosedError``."""
         if not self._calls.may_send_now:

@@ -394,6 +394,8 @@ class Worker:
         try:
             await self._check_api(gate, action, kind, is_probe=True)
         except ProviderError as error:
+            if not error.proves_failure:
+                return
             problem = f"API {action.provider_config!r} does not respond: {error.message}"
             raise GateClosedError(problem, retry_after_seconds=PROBE_WAIT_SECONDS) from None
 
@@ -417,7 +419,7 @@ class Worker:
         `ProviderError` or `ConfigurationError` if that fails.
         """
         name = action.provider_config
-        with gate.calls(name, is_probe=is_probe):
+        with gate.calls(name, is_probe=is_probe) as calls:
             provider = self._providers.get(name, kind, action.definition)
             scope = self._configurations.by_name[name].scope
             try:
@@ -425,7 +427,10 @@ class Worker:
                     if not (isinstance(provider, ProbedProvider) and await provider.probe()):
                         await _read_first_page(provider, scope)
             except TimeoutError:
-                raise NotDoneError(f"the API did not respond within {CHECK_SECONDS:g} s") from None
+                raise NotDoneError(
+                    f"the API did not complete its response within {CHECK_SECONDS:g} s",
+                    responded=calls.has_response,
+                ) from None
 
     async def _execute(self, provider: Provider, action: Action, kind: str) -> Effect:
         # The decision may be based on a listing from before the data arrived.
