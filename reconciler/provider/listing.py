@@ -26,6 +26,10 @@ _MAX_REASON_CHARACTERS: Final = 500
 MAX_TOKEN_CHARACTERS: Final = 8192
 """Maximum length of a page token, which the client sends back in a request line."""
 
+LISTING_CHANGED: Final = (
+    "the listing changed while its pages were read, so an object may be on none of them"
+)
+
 _Item = TypeVar("_Item")
 
 
@@ -74,6 +78,11 @@ class Unreadable:
     def names(self) -> list[str]:
         """The known names of the objects."""
         return [name for name, _ in self._reasons if name is not None]
+
+    @property
+    def has_unknown_names(self) -> bool:
+        """Whether the name of an object is unknown, so that any object may be unreadable."""
+        return any(name is None for name, _ in self._reasons)
 
     def may_have(self, name: str) -> bool:
         """Return whether one of the objects has, or may have, a name."""

@@ -53,7 +53,7 @@ from reconciler.errors import (
 )
 from reconciler.provider.call_permit import CallPermit
 from reconciler.provider.kind import Kind, ObjectUse
-from reconciler.provider.listing import Unreadable
+from reconciler.provider.listing import LISTING_CHANGED, Unreadable
 from reconciler.provider.named_objects import ExistingObject, NamedObjects
 from reconciler.provider.secrets import Secrets
 
@@ -338,6 +338,8 @@ class ConsumersProvider(NamedObjects[_Consumer]):
         streams, unreadable_streams = list[StreamInfo](), Unreadable()
         async for page in list_details(self._api, "STREAM", StreamInfo, unreadable_streams):
             streams += page
+        if unreadable_streams.has_unknown_names:
+            unreadable.add(None, None, LISTING_CHANGED)
         for stream in unreadable_streams.names:
             for name in await consumer_names(self._api, stream):
                 unreadable.add(f"{stream}/{name}", None, "its stream cannot be read")

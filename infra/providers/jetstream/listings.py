@@ -14,7 +14,7 @@ import msgspec
 
 from infra.providers.jetstream.api import JetStreamApi, ListingTooLargeError
 from reconciler.errors import NotDoneError
-from reconciler.provider.listing import Unreadable
+from reconciler.provider.listing import LISTING_CHANGED, Unreadable
 
 MAX_CONCURRENT_READS: Final = 8
 """Number of objects to read at a time. Each can be 1 MiB."""
@@ -64,10 +64,10 @@ async def list_details(
     """List all streams, or the consumers of ``stream``; nothing if it does not exist.
 
     Adds unreadable objects to ``unreadable``, if ``to_name`` returns an external name for them.
-    Pages overlap by one object: a deletion between two pages moves later objects forward, and one
-    of them would be skipped and count as missing.
+    Pages overlap by one object: a deletion between two pages moves later objects forward, so one of
+    them may be on neither page. The listing then proves only that the listed objects exist.
     """
-    last, offset = "", 0
+    last, offset, listed = "", 0, set[str]()
     while True:
         try:
             page = await _objects(api, kind, object_type, stream, offset)
@@ -77,8 +77,10 @@ async def list_details(
             )
         if page is None:
             return
-        _check_overlap(page.names, last)
-        yield [each for each in page.objects if each.native_name != last]
+        if not _overlaps(page.names, last):
+            unreadable.add(None, None, LISTING_CHANGED)
+        yield [each for each in page.objects if each.native_name not in listed]
+        listed.update(page.names)
         offset += len(page.names)
         if offset >= page.total or not page.names:
             return
@@ -96,7 +98,8 @@ async def _objects(
     if page is None or page.missing or page.offline:
         description = f"consumers of {stream}" if stream else "streams"
         raise NotDoneError(
-            f"the listing of {description} is incomplete, because some have no leader"
+            f"the listing of {description} is incomplete, because some have no leader",
+            responded=True,
         )
     objects = page.streams or page.consumers or []
     return _Page(page.total, [each.native_name for each in objects], objects)
@@ -139,15 +142,15 @@ async def consumer_names(api: JetStreamApi, stream: str) -> list[str]:
         if page is None:
             return []
         names = page.consumers or []
-        _check_overlap(names, all_names[-1] if all_names else "")
+        if not _overlaps(names, all_names[-1] if all_names else ""):
+            raise NotDoneError(LISTING_CHANGED, responded=True)
         all_names += names[1:] if all_names else names
         if len(all_names) >= page.total or not names:
             return all_names
 
 
-def _check_overlap(names: Sequence[str], last: str) -> None:
-    if last and names[:1] != [last]:
-        raise NotDoneError("the listing has a gap, because an object was deleted between its pages")
+def _overlaps(names: Sequence[str], last: str) -> bool:
+    return not last or names[:1] == [last]
 
 
 def _request_subject(*tokens: str) -> str:

@@ -3,6 +3,10 @@
 With offsets or page numbers, a deletion between two pages shifts all later objects, so one of them
 may be on neither page. To detect this, an offset begins one item earlier, and a numbered page is
 read again after the next one. Only a listing that did not shift proves absence.
+
+A page that does not match is read again, because a shift may be reversed. A few such reads are
+allowed. After that, the listing continues and proves only that the listed objects exist. Searching
+the pages for the last object would not be enough: an update may move an object to an earlier page.
 """
 
 from __future__ import annotations
@@ -19,11 +23,13 @@ from infra.providers.responses import Response, build_unusable_error
 from infra.providers.rest.expressions import ExpressionError
 from infra.providers.rest.json_paths import MISSING, Finder
 from infra.providers.rest.protocol import Protocol
-from reconciler.errors import NotDoneError
 from reconciler.provider.listing import Page
 
 _LINK = re.compile(r"<([^<>]*)>((?:[^,\"]|\"[^\"]*\")*)")
 _NEXT = re.compile(r";\s*rel\s*=\s*(?:next\b|\"(?:[^\"]*\s)?next[\s\"])", re.IGNORECASE)
+
+MAX_REPEATED_READS = 10
+"""Number of pages that one listing reads again because they do not match the previous one."""
 
 _Query = list[tuple[str, str]]
 ConvertItems = Callable[[Sequence[Any]], Awaitable[Sequence[ExternalObject]]]
@@ -49,10 +55,15 @@ class Fetch(Interface):
 
 
 class Pages:
-    """Reads a listing page by page."""
+    """Reads a listing page by page. It calls ``report_change`` if the listing proves no absence."""
 
     def __init__(
-        self, protocol: Protocol, fetch: Fetch, convert_items: ConvertItems, page_size: int
+        self,
+        protocol: Protocol,
+        fetch: Fetch,
+        convert_items: ConvertItems,
+        page_size: int,
+        report_change: Callable[[], None],
     ) -> None:
         assert protocol.rest.list is not None
         assert protocol.list is not None
@@ -62,6 +73,9 @@ class Pages:
         self._convert_items = convert_items
         self._token_at: Finder | None = None
         self._size: _Query = []
+        self._report_change = report_change
+        self._repeated_reads = 0
+        self._has_changed = False
         self._last_items: list[Any] = []
         if self._paging is not None:
             if self._paging.by == "Token":
@@ -106,15 +120,23 @@ class Pages:
         content = await self._fetch(path, self._size)
         return await self._page(content, _next_query(content.response))
 
-    async def _by_offset(self, paging: Paging, token: str) -> Page[ExternalObject]:
+    async def _by_offset(
+        self, paging: Paging, token: str, *, is_repeated: bool = False
+    ) -> Page[ExternalObject]:
         offset = int(token or 0)
         previous = self._last_items
         content = await self._fetch_with_parameter(paging, str(offset - len(previous)))
-        if content.items[: len(previous)] != previous:
-            raise _build_changed_error()
+        while content.items[: len(previous)] != previous:
+            if not self._may_read_again():
+                offset, previous = offset - len(previous), []
+                break
+            content = await self._fetch_with_parameter(paging, str(offset - len(previous)))
         new_items = content.items[len(previous) :]
-        if previous and not new_items:  # the end, or an API with one item per page
+        # This is the end, or an API with one item per page. A changed listing needs no proof.
+        if previous and not new_items and not self._has_changed:
             content = await self._fetch_with_parameter(paging, str(offset))
+            if content.items and not is_repeated:  # an object may have been added in the meantime
+                return await self._by_offset(paging, token, is_repeated=True)
             if content.items:
                 message = (
                     "a page has one object, but paging by offset requires pages of two or more"
@@ -122,28 +144,43 @@ class Pages:
                 raise build_unusable_error(content.response, message)
         self._last_items = new_items[-1:]
         page = PageContent(content.response, content.content, new_items)
-        return await self._page(page, str(offset + len(new_items)) if new_items else None)
+        next_offset = str(offset + len(new_items))
+        has_next = bool(new_items) and next_offset != token  # the same if one object is left
+        return await self._page(page, next_offset if has_next else None)
 
     async def _by_number(self, paging: Paging, token: str) -> Page[ExternalObject]:
         number = int(token or paging.first)
         content = await self._fetch_with_parameter(paging, str(number))
-        if (
-            self._last_items
-            and (await self._fetch_with_parameter(paging, str(number - 1))).items
-            != self._last_items
-        ):
-            raise _build_changed_error()
+        while not await self._is_confirmed(paging, number):
+            # The page is valid only between two equal reads of the previous one, because a shift
+            # may be reversed.
+            while self._may_read_again() and not await self._is_confirmed(paging, number):
+                pass
+            content = await self._fetch_with_parameter(paging, str(number))
         self._last_items = content.items
         return await self._page(content, str(number + 1) if content.items else None)
+
+    async def _is_confirmed(self, paging: Paging, number: int) -> bool:
+        """Return whether the page before a numbered one is the same as before, or need not be."""
+        if self._has_changed or not self._last_items:
+            return True
+        previous = await self._fetch_with_parameter(paging, str(number - 1))
+        return previous.items == self._last_items
+
+    def _may_read_again(self) -> bool:
+        """Return whether to read a changed page again. If not, report the change once."""
+        if self._has_changed:
+            return False
+        self._repeated_reads += 1
+        if self._repeated_reads > MAX_REPEATED_READS:
+            self._has_changed = True
+            self._report_change()
+        return not self._has_changed
 
     async def _fetch_with_parameter(self, paging: Paging, value: str | None) -> PageContent:
         assert paging.parameter is not None
         parameters = [] if value is None else [(paging.parameter, value)]
         return await self._fetch(None, [*self._size, *parameters])
-
-
-def _build_changed_error() -> NotDoneError:
-    return NotDoneError("the listing changed while its pages were read, so it is ignored")
 
 
 def _next_query(response: Response) -> str | None:

@@ -58,7 +58,7 @@ from reconciler.errors import (
 )
 from reconciler.provider import Effect
 from reconciler.provider.call_permit import CallPermit
-from reconciler.provider.listing import Unreadable, all_pages, convert_in_turns
+from reconciler.provider.listing import LISTING_CHANGED, Unreadable, all_pages, convert_in_turns
 from reconciler.provider.named_objects import check_uid
 from reconciler.provider.secrets import Secrets
 
@@ -331,7 +331,8 @@ class RestProvider:
 
     def _pages(self, page_size: int, unreadable: Unreadable) -> Pages:
         convert_items = partial(self._convert_items, unreadable=unreadable)
-        return Pages(self._protocol, self._fetch_page, convert_items, page_size)
+        report_change = partial(unreadable.add, None, None, LISTING_CHANGED)
+        return Pages(self._protocol, self._fetch_page, convert_items, page_size, report_change)
 
     async def _convert_items(
         self, items: Sequence[Any], unreadable: Unreadable
