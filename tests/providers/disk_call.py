@@ -20,6 +20,7 @@ from infra.providers.disks.disk import DISK
 from reconciler.errors import ReconcilerError
 from reconciler.provider.call_permit import CALL_GATE, CallPermit
 from reconciler.provider.secrets import Secrets
+from tests.providers.permit import ClosedGate
 
 
 class Call(msgspec.Struct):
@@ -38,11 +39,8 @@ class CallResult(msgspec.Struct):
     error: str = ""
 
 
-class _KillBeforeStep:
+class _KillBeforeStep(ClosedGate):
     """Call gate that kills the process before a step."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, step: int) -> None:
         self._remaining = step

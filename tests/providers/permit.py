@@ -5,10 +5,18 @@ from __future__ import annotations
 import asyncio
 
 
-class Permit:
-    """Allows calls once the test grants them; ``waits`` has the priority of each waiting call."""
+class ClosedGate:
+    """A call gate at which each request waits, for a subclass to act before the request."""
 
     may_send_now = False
+    interval_seconds = 0.0
+
+    def record_status(self, status: int) -> None:
+        """Ignore that the API responded."""
+
+
+class Permit(ClosedGate):
+    """Allows calls once the test grants them; ``waits`` has the priority of each waiting call."""
 
     def __init__(self, *, interval_seconds: float = 0.0) -> None:
         self.interval_seconds = interval_seconds

@@ -70,6 +70,7 @@ from reconciler.provider.secrets import Secrets
 from reconciler.resource.owner_label import OWNER_LABEL, owner
 from tests.caddy import SERVERS, CaddyAdmin, put, read_file, write_certificate
 from tests.hostile_server import measure_event_loop
+from tests.providers.permit import ClosedGate
 
 pytestmark = [pytest.mark.caddy]
 
@@ -664,11 +665,8 @@ async def test_foreign_routes_are_listed_as_foreign_and_other_entries_are_not_li
     assert adopted.fields["differences"] == []
 
 
-class RequestCounter:
+class RequestCounter(ClosedGate):
     """Call gate that counts requests, and blocks one of them until the test ends."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, *, blocked_request: int = 0, reached: asyncio.Event | None = None) -> None:
         self.requests = 0
@@ -681,11 +679,8 @@ class RequestCounter:
             await asyncio.Event().wait()
 
 
-class EditBefore:
+class EditBefore(ClosedGate):
     """Call gate that changes a route out of band before one of the requests."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, admin: CaddyAdmin, content: dict[str, Any], *, request: int) -> None:
         self._admin, self._content, self._remaining = admin, content, request

@@ -45,6 +45,7 @@ from reconciler.resource.owner_label import OWNER_LABEL
 from tests.disks import MIB, growth_problem, remaining_mounts, run
 from tests.engines import TestEngine
 from tests.providers.disk_call import Call, CallResult
+from tests.providers.permit import ClosedGate
 
 pytestmark = pytest.mark.disks
 
@@ -848,11 +849,8 @@ async def test_a_worker_that_may_not_mount_creates_disks_and_reports_what_it_nee
 # --- delayed workers
 
 
-class RunBeforeStep:
+class RunBeforeStep(ClosedGate):
     """Call gate that runs a function before one of the call's steps."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, step: int, function: Callable[[], Awaitable[None]]) -> None:
         self._remaining = step

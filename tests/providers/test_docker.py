@@ -42,6 +42,7 @@ from reconciler.provider.secrets import SecretKey, Secrets
 from reconciler.resource.owner_label import OWNER_LABEL
 from tests.engines import TestEngine
 from tests.host_access import EVERYTHING
+from tests.providers.permit import ClosedGate
 
 PLANTED = "planted-s3cr3t-of-a-variable-83c0"
 MIB = 1024 * 1024
@@ -281,11 +282,8 @@ async def test_our_own_labels_cannot_be_declared(case: Case, label: str) -> None
 # --- several calls
 
 
-class RaiseAtRequest:
+class RaiseAtRequest(ClosedGate):
     """Call gate that raises an error at one of the call's requests."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, request: int, error: BaseException) -> None:
         self.remaining, self.error = request, error

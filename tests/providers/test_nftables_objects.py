@@ -54,6 +54,7 @@ from tests.nftables import (
     network,
     run,
 )
+from tests.providers.permit import ClosedGate
 
 pytestmark = pytest.mark.nftables
 
@@ -755,11 +756,8 @@ async def test_a_write_killed_at_any_time_has_full_effect_or_none(services: Serv
     )
 
 
-class WriteKiller:
+class WriteKiller(ClosedGate):
     """Kills the process of a write after a delay."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, *, after_seconds: float) -> None:
         self.after_seconds = after_seconds
@@ -820,11 +818,8 @@ async def test_a_change_between_the_read_and_the_write_is_not_overwritten(
             service = await services.create_service("web", ("10.0.0.1", 80))
 
 
-class RunBeforeWrite:
+class RunBeforeWrite(ClosedGate):
     """Runs a function once, after all reads and before the write."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, function: Callable[[], object]) -> None:
         self._function: Callable[[], object] | None = function
@@ -863,11 +858,8 @@ async def test_two_uncoordinated_clients_create_many_services_concurrently(
 # --- cost
 
 
-class CallCounter:
+class CallCounter(ClosedGate):
     """Counts calls to the API."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self) -> None:
         self.call_count = 0
@@ -1066,9 +1058,7 @@ async def test_nft_that_does_not_exit_is_killed_and_the_result_is_unknown(
         await slow_provider.read("web")
     slow_provider.nft.program = program
 
-    class SlowWrite:
-        may_send_now, interval_seconds = False, 0.0
-
+    class SlowWrite(ClosedGate):
         async def wait(self, *, has_priority: bool = False) -> None:
             if has_priority:
                 slow_provider.nft.program = ("sh", "-c", "sleep 60", *program)

@@ -54,6 +54,7 @@ from reconciler.resource.difference import Wanted, differences
 from tests.folders import short_folder
 from tests.postgres import Superuser, connect_superuser
 from tests.providers.connect import Connect
+from tests.providers.permit import ClosedGate
 
 pytestmark = [pytest.mark.postgres]
 
@@ -303,11 +304,8 @@ async def test_verifiers_match_those_that_libpq_computes(
 # --- unfinished databases
 
 
-class RunBeforeRequest:
+class RunBeforeRequest(ClosedGate):
     """Runs a function before the call's nth request."""
-
-    may_send_now = False
-    interval_seconds = 0.0
 
     def __init__(self, request: int, function: Callable[[], None]) -> None:
         self.remaining, self._function = request, function
