@@ -6,6 +6,7 @@ They are computed from status rows, because separate rows caused half of the wri
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Final
 
@@ -102,13 +103,24 @@ class NameOwners:
         ``is_path``: no object can have a name below that of another one, so a resource owns the
         names above and below its own, too.
         """
+        owners = self.find_all(config, kind, external_name, other_than=other_than, is_path=is_path)
+        return min(owners, default="")
+
+    def has(self, config: str, kind: str, external_name: str, resource: str) -> bool:
+        """Return whether a resource owns exactly this name."""
+        return resource in self._owners.get(hash((config, kind, external_name)), ())
+
+    def find_all(
+        self, config: str, kind: str, external_name: str, *, other_than: str, is_path: bool = False
+    ) -> Iterator[str]:
+        """Return all resources that `find` may return, in any order."""
         names = [external_name]
         if is_path:
             names += [*_names_above(external_name), f"{external_name}/"]
-        owners = (
-            each for name in names for each in self._owners.get(hash((config, kind, name)), ())
-        )
-        return min((each for each in owners if each != other_than), default="")
+        for name in names:
+            for each in self._owners.get(hash((config, kind, name)), ()):
+                if each != other_than:
+                    yield each
 
 
 def claim_name(claim: str) -> str:
@@ -137,6 +149,7 @@ def owned_names(row: StatusRow) -> tuple[int, ...]:
     names = {row.external_name} if row.owned else set[str]()
     if row.reserves_name:
         names.add(row.declared_name or row.external_name)
-    names |= {claim_name(each) for each in (*row.claims, *row.pending_claims)}
+    # A claim of a write in flight may be refused, so it must not block its owner.
+    names |= {claim_name(each) for each in row.claims}
     names |= {f"{above}/" for name in names if "/" in name for above in _names_above(name)}
     return tuple(hash((row.provider_config, row.kind, each)) for each in names)

@@ -291,12 +291,14 @@ class Kind:
     """Returns what only this object of its API has, such as a port, given its name and fields.
 
     A resource keeps it from those in other namespaces, as it keeps its name (ADR 0084). A claim is
-    a path, and includes those above and below it: ``tcp/80`` is port 80 of all addresses.
+    a path, and includes those above and below it: ``tcp/80`` is port 80 of all addresses. The
+    fields may be those of an object of another client.
     """
 
     find_uses: Callable[[str, Fields], Sequence[ObjectUse]] = field(default=no_uses)
     """Returns the other objects that an object uses, given its external name and fields.
 
+    A listing knows only the name, and calls it without fields.
     An object of a resource in another namespace requires the permission of that resource.
     """
 

@@ -12,6 +12,7 @@ from events.intake import ListingBegan
 from events.provider_config import ProviderConfigSpec
 from projections.ownership import NameOwners, owned_names
 from projections.status import StatusRow
+from reconciler.provider.kind import installed_kinds
 from reconciler.resource.observation import AWAITING_READ
 from reconciler.roles.observer.listing import ListingAssembler, compare_listing
 
@@ -125,3 +126,11 @@ async def test_a_creation_in_doubt_keeps_its_result_from_others(
     creating = row("owner", action_id="a1", operation="Create", outcome="Held")
     found = await find_owners(creating, row("other", **waiting), unique_names=unique_names)
     assert found == {"other": OWNER}
+
+
+@pytest.mark.parametrize("kind", sorted(installed_kinds(), key=str))
+def test_what_an_object_uses_and_has_alone_is_known_from_any_fields(kind: str) -> None:
+    """A listing knows only the name, and an object of another client may have any fields."""
+    known = installed_kinds()[kind]
+    list(known.find_uses("a@b/c", {}))
+    list(known.find_claims("a@b/c", {}))

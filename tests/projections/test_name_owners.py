@@ -11,7 +11,9 @@ from events.manifest import EXTERNAL_NAME_ANNOTATION, Fields
 from events.names import ResourceKey
 from projections.ownership import claim_name
 from projections.read_models import ReadModels, rebuild
+from reconciler.ports import ExternalName
 from reconciler.provider.kind import Kind
+from reconciler.roles.worker.name_checks import search_names
 from tests.resource.building import BLOCK, CONFIG, FOO, Story, api_object, converged_story
 from tests.resource.test_replacement import BESIDE, CIRCLE, IN_PLACE, SQUARE
 
@@ -145,7 +147,8 @@ def test_claims_stay_with_the_name_and_end_with_the_object() -> None:
     assert owner_of_claim(f"tcp/{color}") == str(FOO)
     story.succeed(uid="u2")
     story.declare({**story.state.desired.fields, "color": "Black"})
-    assert owner_of_claim(f"tcp/{color}") == owner_of_claim("tcp/Black") == str(FOO)
+    assert not story.idle
+    assert (owner_of_claim(f"tcp/{color}"), owner_of_claim("tcp/Black")) == (str(FOO), "")
     story.succeed()
     assert (owner_of_claim(f"tcp/{color}"), owner_of_claim("tcp/Black")) == ("", str(FOO))
     story.withdraw()
@@ -162,3 +165,24 @@ def test_an_adopted_object_has_its_claims() -> None:
     assert story.state.owned is not None
     name = claim_name(f"tcp/{existing.fields['color']}")
     assert models_of(story).names.find(CONFIG, FOO.kind, name, other_than=OTHER) == str(FOO)
+
+
+def test_a_claim_of_the_own_namespace_does_not_hide_that_of_another() -> None:
+    models = models_of(converged_story(kind=CLAIMING))
+    color = converged_story(kind=CLAIMING).existing.fields["color"]
+    second = Story(kind=CLAIMING, key=ResourceKey("another", FOO.kind, "second"))
+    second.declare()
+    second.succeed()
+    for position, event in enumerate(second.log, models.position + 1):
+        models.apply(position, event)
+
+    def owner_for(requester: str) -> str:
+        name = claim_name(f"tcp/{color}")
+        return search_names(
+            models, ExternalName(CONFIG, FOO.kind, name, requester, is_path=True, is_use=True)
+        )
+
+    assert owner_for("another/Block/third") == str(FOO)
+    assert owner_for("third/Block/x") == str(second.key)
+    assert owner_for("system/Block/x") == ""
+    assert owner_for(str(FOO)) == owner_for(str(second.key)) == "", "each has the claim already"

@@ -154,6 +154,8 @@ async def test_46_what_an_object_has_alone_stays_with_its_resource(bare_world: W
     found = await world.human.find("bar")
     assert found is not None
     assert found["color"] == "Green"
+    await world.declare("foo", "Circle", color="Red")
+    await world.until_outcome("foo", "Converged", generation=2)
 
     await world.declare("foo", color="Blue")
     await world.until_outcome(rival("Red").key, "Converged")

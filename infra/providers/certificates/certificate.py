@@ -162,7 +162,8 @@ def find_claims(external_name: str, fields: Fields) -> Sequence[str]:
 
 def find_uses(_external_name: str, fields: Fields) -> Sequence[ObjectUse]:
     """Return the issuer of a certificate."""
-    return [ObjectUse("spec.issuer", "Issuer", fields["issuer"])]
+    issuer = fields.get("issuer")
+    return [ObjectUse("spec.issuer", "Issuer", issuer)] if issuer else []
 
 
 def renewal_time(fields: Fields, observed: ExternalObject) -> datetime | None:

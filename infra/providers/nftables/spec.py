@@ -104,7 +104,8 @@ class ServiceOutputs(msgspec.Struct, frozen=True):
 
 def find_claims(_external_name: str, fields: Fields) -> Sequence[str]:
     """Return the port of a service and its address."""
-    return [f"{fields['protocol']}/{fields['port']}/{fields['address']}"]
+    parts = [fields.get(each) for each in ("protocol", "port", "address")]
+    return ["/".join(map(str, parts))] if all(parts) else []
 
 
 def find_host_uses(fields: Fields) -> Sequence[HostUse]:

@@ -22,10 +22,15 @@ def search_names(models: ReadModels, name: ExternalName) -> str:
     For a use, return only an owner in another namespace that does not permit it.
     """
     config, kind, external_name, requester, is_path, is_use = name
-    owner = models.names.find(config, kind, external_name, other_than=requester, is_path=is_path)
-    if owner and is_use and may_use(models.status[owner], ResourceKey.parse(requester)):
-        return ""
-    return owner
+    owners = models.names.find_all(
+        config, kind, external_name, other_than=requester, is_path=is_path
+    )
+    if is_use and is_path and models.names.has(config, kind, external_name, requester):
+        return ""  # a claim that it has already
+    if is_use:
+        user = ResourceKey.parse(requester)
+        owners = (each for each in owners if not may_use(models.status[each], user))
+    return min(owners, default="")
 
 
 class NameChecks:
