@@ -13,6 +13,7 @@ from events.log import (
     ActionRetried,
     LookupDecided,
 )
+from reconciler.resource.attempt import OPERATOR_ABANDONED
 from tests.judge.history import Call, Effect
 from tests.judge.ledger import DecidedAction, Ledger, has_rival
 from tests.judge.rule import Breach, JudgedEvent, on, rule
@@ -73,8 +74,14 @@ def outdated_call(context: JudgedEvent[ActionRetried]) -> Iterator[str]:
 
 @on(ActionAbandoned)
 def abandoned_in_doubt(context: JudgedEvent[ActionAbandoned]) -> Iterator[str]:
-    """Before a lookup, only a person ends an action that may be done (invariants 2, 13)."""
+    """Before a lookup, only a person ends an action that may be done (invariants 2, 13).
+
+    A forced release records its end first. A lookup that finds the object of another resource under
+    the name ends the action of a withdrawn one.
+    """
     decided = context.ledger.actions.get(context.data.action_id)
+    if context.data.reason == OPERATOR_ABANDONED or (decided and decided.found_other_owner):
+        return
     if decided is not None and decided.is_open and not decided.is_given_up:
         yield f"{context.data.action_id} may have been done, and no lookup was made"
 

@@ -56,6 +56,8 @@ class DecidedAction:
     may_be_done: bool = False
     is_given_up: bool = False
     """Whether a person abandoned it regardless of its result; the log records its end later."""
+    found_other_owner: bool = False
+    """Whether a lookup found that another resource owns the name of the object."""
     effects: set[str] = field(default_factory=set[str])
     created: set[str] = field(default_factory=set[str])
     """Ids of the objects that it created according to the log; a redelivery may create another."""
@@ -437,8 +439,9 @@ def _fold_action_event(resource: Resource, event: e.LogEvent, decided: DecidedAc
         case e.ActionRetried() | e.LookupDecided():
             resource.in_flight, decided.progress = decided, "under way"
             decided.is_lookup = isinstance(event.data, e.LookupDecided)
-        case e.ActionHeld():
+        case e.ActionHeld() as data:
             decided.progress, resource.approved = "held", frozenset()
+            decided.found_other_owner = bool(data.name_owner)
             decided.in_doubt = decided.may_be_done = True
         case e.ActionNotDone():
             decided.progress, decided.is_open = "not done", False
