@@ -106,6 +106,13 @@ class NameOwners:
         owners = self.find_all(config, kind, external_name, other_than=other_than, is_path=is_path)
         return min(owners, default="")
 
+    def find_used(
+        self, config: str, kind: str, external_name: str, *, other_than: str
+    ) -> Iterator[str]:
+        """Return the resources that own an object, or are creating it."""
+        for name in (external_name, _creation_name(external_name)):
+            yield from self.find_all(config, kind, name, other_than=other_than)
+
     def has(self, config: str, kind: str, external_name: str, resource: str) -> bool:
         """Return whether a resource owns exactly this name."""
         return resource in self._owners.get(hash((config, kind, external_name)), ())
@@ -142,14 +149,23 @@ def _names_above(name: str) -> list[str]:
 def owned_names(row: StatusRow) -> tuple[int, ...]:
     """Return the keys of the names that a resource owns.
 
-    A declared name that it never owned is not one of them: it may belong to another resource.
+    A declared name that it never owned is not one of them: it may belong to another resource. That
+    of a creation in flight is one for uses only: the object may exist before its result is known.
     """
-    if not (row.owned or row.reserves_name):
-        return ()
-    names = {row.external_name} if row.owned else set[str]()
+    names = set[str]()
+    if row.owned:
+        names.add(row.external_name)
     if row.reserves_name:
         names.add(row.declared_name or row.external_name)
-    # A claim of a write in flight may be refused, so it must not block its owner.
-    names |= {claim_name(each) for each in row.claims}
-    names |= {f"{above}/" for name in names if "/" in name for above in _names_above(name)}
+    if names:
+        # A claim of a write in flight may be refused, so it must not block its owner.
+        names |= {claim_name(each) for each in row.claims}
+        names |= {f"{above}/" for name in names if "/" in name for above in _names_above(name)}
+    if row.operation == "Create":
+        names.add(_creation_name(row.pending_name))
     return tuple(hash((row.provider_config, row.kind, each)) for each in names)
+
+
+def _creation_name(name: str) -> str:
+    """Return the name in the index of an object that is being created."""
+    return f"\r{name}"

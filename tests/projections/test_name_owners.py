@@ -186,3 +186,15 @@ def test_a_claim_of_the_own_namespace_does_not_hide_that_of_another() -> None:
     assert owner_for("third/Block/x") == str(second.key)
     assert owner_for("system/Block/x") == ""
     assert owner_for(str(FOO)) == owner_for(str(second.key)) == "", "each has the claim already"
+
+
+def test_the_object_of_a_creation_in_flight_is_not_open_to_others() -> None:
+    """It may exist before its result is known. Its name is not taken yet."""
+    story = Story()
+    story.declare()
+    find_used = models_of(story).names.find_used
+    assert list(find_used(CONFIG, FOO.kind, FOO.name, other_than=OTHER)) == [str(FOO)]
+    assert owner_of(story) == ""
+    story.succeed()
+    find_used = models_of(story).names.find_used
+    assert list(find_used(CONFIG, FOO.kind, FOO.name, other_than=OTHER)) == [str(FOO)]

@@ -513,3 +513,24 @@ async def test_a_change_between_two_calls_is_reported_by_the_second(
 
     async with asyncio.timeout(1):
         assert await feed.changes(mark) != mark
+
+
+@pytest.mark.parametrize(
+    ("subject", "claim"),
+    [
+        ("orders.new", "subject/orders/new/."),
+        ("orders.>", "subject/orders"),
+        ("orders.*.eu", "subject/orders"),
+        (">", "subject"),
+    ],
+)
+def test_a_stream_has_its_subjects_alone(subject: str, claim: str) -> None:
+    assert STREAM.find_claims("any", {"subjects": [subject]}) == [claim]
+
+
+def test_a_consumer_uses_a_stream_or_a_bucket() -> None:
+    (of_stream,), (of_bucket,) = (
+        CONSUMER.find_uses(name, {}) for name in ("orders/one", "KV_sessions/one")
+    )
+    assert (of_stream.kind, of_stream.name) == ("Stream", "orders")
+    assert (of_bucket.kind, of_bucket.name) == ("Bucket", "sessions")

@@ -43,7 +43,7 @@ from infra.providers.jetstream.streams import (
     ready,
     to_milliseconds,
 )
-from infra.providers.jetstream.subjects import MAX_SUBJECTS, check_filters
+from infra.providers.jetstream.subjects import BUCKET_PREFIX, MAX_SUBJECTS, check_filters
 from infra.providers.responses import UNDECODABLE
 from infra.providers.times import check_time, in_utc
 from reconciler.errors import (
@@ -439,8 +439,11 @@ def comparable(fields: Fields) -> Fields:
 
 
 def find_uses(external_name: str, _fields: Fields) -> Sequence[ObjectUse]:
-    """Return the stream of a consumer."""
-    return [ObjectUse("stream", "Stream", external_name.partition("/")[0])]
+    """Return the stream of a consumer, or the bucket that it belongs to."""
+    stream = external_name.partition("/")[0]
+    if stream.startswith(BUCKET_PREFIX):
+        return [ObjectUse("stream", "Bucket", stream.removeprefix(BUCKET_PREFIX))]
+    return [ObjectUse("stream", "Stream", stream)]
 
 
 def name_problem(name: str) -> str | None:

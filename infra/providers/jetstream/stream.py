@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Literal
 
 import msgspec
@@ -226,6 +227,18 @@ def _fields_of(config: Config) -> Fields:
     )
 
 
+def find_claims(_external_name: str, fields: Fields) -> Sequence[str]:
+    """Return the subjects of a stream as paths, each up to its first wildcard."""
+    claims: list[str] = []
+    for subject in fields.get("subjects") or ():
+        tokens = ["subject", *subject.split(".")]
+        is_wide = [each in ("*", ">") for each in tokens]
+        # What is below an exact subject is another one, so its path has an end.
+        tokens = tokens[: is_wide.index(True)] if any(is_wide) else [*tokens, "."]
+        claims.append("/".join(tokens))
+    return claims
+
+
 def _same_name(name: str) -> str:
     return name
 
@@ -251,6 +264,7 @@ STREAM = Kind(
     outputs=StreamOutputs,
     ready=ready,
     unique={"subjects": overlap},
+    find_claims=find_claims,
     keeps_readiness=True,
     immutable=frozenset({"storage", "isWorkQueue"}),
     describe_data_loss=describe_data_loss,

@@ -631,7 +631,7 @@ def _find_other_owner(
         return claimant
     name, config = row.declared_name or row.external_name, row.provider_config
     for use in listing.find_uses(name, {}):
-        for other in names.find_all(config, use.kind, use.name, other_than=str(row.key)):
+        for other in names.find_used(config, use.kind, use.name, other_than=str(row.key)):
             if not may_use(all_rows[other], row.key):
                 return other
     return names.find(config, row.kind, name, other_than=str(row.key), is_path=listing.path_names)

@@ -22,11 +22,13 @@ def search_names(models: ReadModels, name: ExternalName) -> str:
     For a use, return only an owner in another namespace that does not permit it.
     """
     config, kind, external_name, requester, is_path, is_use = name
-    owners = models.names.find_all(
-        config, kind, external_name, other_than=requester, is_path=is_path
-    )
-    if is_use and is_path and models.names.has(config, kind, external_name, requester):
+    names = models.names
+    if is_use and is_path and names.has(config, kind, external_name, requester):
         return ""  # a claim that it has already
+    if is_use and not is_path:
+        owners = names.find_used(config, kind, external_name, other_than=requester)
+    else:
+        owners = names.find_all(config, kind, external_name, other_than=requester, is_path=is_path)
     if is_use:
         user = ResourceKey.parse(requester)
         owners = (each for each in owners if not may_use(models.status[each], user))

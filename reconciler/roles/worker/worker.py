@@ -349,7 +349,7 @@ class Worker:
         """Check who owns the name of a new object, and the objects that an object uses.
 
         The API would refuse the creation only while the other resource's object exists. Raises
-        `NameTakenError`, or ``NotCalledError`` for a use that the owner does not permit.
+        `NameTakenError`, or ``NotDoneError`` for a use that the owner does not permit.
         """
         capabilities = self._providers.capabilities(key.kind)
         names: list[ExternalName] = []
@@ -378,7 +378,8 @@ class Worker:
         used += action.claims
         for what, owner in zip(used, owners[len(names) - len(used) :], strict=True):
             if owner:
-                raise NotCalledError(
+                # Like a refusal of the API: the time between attempts must grow.
+                raise NotDoneError(
                     f"{what} belongs to a resource in another namespace; that resource must name "
                     "this namespace in spec.policy.referencedFrom"
                 )
