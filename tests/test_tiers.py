@@ -18,7 +18,7 @@ FILES = sorted(
     path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "tests").rglob("*.py")
 )
 
-SLEEPS: dict[Tier, int] = {"default": 35, "ci": 69, "night": 9}
+SLEEPS: dict[Tier, int] = {"default": 35, "ci": 70, "night": 9}
 """Calls of ``sleep`` with a delay in the files of each tier; most are between two polls."""
 
 

@@ -139,7 +139,7 @@ class Starts:
 
 
 BUDGETS: Mapping[Tier, Starts] = {
-    "default": Starts(servers=70, processes=150),
+    "default": Starts(servers=73, processes=150),
     "ci": Starts(servers=350, processes=4_600),
     "night": Starts(servers=150, processes=600),
 }

@@ -1143,7 +1143,7 @@ class LargeApi(ApiOfTwoTenants):
         self.listings += 1
         CallPermit().record_status(200)
         if self.error is None:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         else:
             raise self.error
         yield []

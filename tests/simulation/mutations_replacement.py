@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -44,9 +44,14 @@ def _a_free_name_is_not_reported(patch: Patch) -> None:
     original = vars(listing)["_find_other_owner"]
 
     def find_other_owner(
-        began: ListingAssembler, names: NameOwners, row: StatusRow, rows: Sequence[StatusRow]
+        began: ListingAssembler,
+        names: NameOwners,
+        row: StatusRow,
+        rows: Sequence[StatusRow],
+        *,
+        all_rows: Mapping[str, StatusRow],
     ) -> str:
-        return original(began, names, row, rows) or row.belongs_to
+        return original(began, names, row, rows, all_rows=all_rows) or row.belongs_to
 
     patch.setattr(listing, "_find_other_owner", find_other_owner)
 
