@@ -33,10 +33,12 @@ from infra.providers.certificates.certificate import CERTIFICATE
 from infra.providers.certificates.certificates import CertificatesProvider
 from infra.providers.certificates.checks import CHECKS, Case, find_order_reason, findings
 from infra.providers.certificates.delivery import Bundle, deliver, withdraw
+from infra.providers.certificates.http01 import write_response
 from infra.providers.certificates.issuer import ISSUER
 from infra.providers.certificates.pem import CertificateInfo, certificates_in, is_signed_by
 from infra.providers.certificates.spec import CREATED, STORE
 from infra.providers.certificates.store import root_of
+from infra.providers.file_root import FileRoot
 from infra.providers.host_guard import HostGuard
 from reconciler.errors import (
     ConfigurationError,
@@ -528,6 +530,8 @@ async def test_a_lost_directory_still_belongs_to_its_certificate(
             await provider.create(create({**WEB, "folder": folder}, "second"))
         shutil.rmtree(root / "one", ignore_errors=True)
     assert not (root / "one").exists()
+    with pytest.raises(RefusedError, match="one/tls is the directory of a certificate"):
+        write_response(FileRoot(root), "one", "tls", "a response whose token the CA chose")
     lost = await read_certificate(provider, "first")
     await provider.update(update(lost, {**WEB, "folder": "one/tls"}))
     assert leaf(root / "one/tls")

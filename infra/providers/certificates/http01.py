@@ -14,7 +14,13 @@ from typing import Any, Final, cast
 
 from infra.providers.certificates.delivery import find_enclosing_folder
 from infra.providers.certificates.issuer import address_of
-from infra.providers.certificates.store import PUBLIC_MODE, read_file, write_file
+from infra.providers.certificates.store import (
+    PUBLIC_MODE,
+    CertificateRecord,
+    Store,
+    read_file,
+    write_file,
+)
 from infra.providers.file_root import FileRoot, stat_of
 from reconciler.errors import NotDoneError, RefusedError
 
@@ -147,6 +153,16 @@ def write_response(root: FileRoot, path: str, token: str, response: str) -> None
             "http01.folder to a separate directory",
             status=424,
         )
+    target, store = f"{path}/{token}/", Store(root, "certificates", CertificateRecord)
+    for name in store.names():
+        record = store.read(name)
+        # A file there would prevent the delivery to the directory while that one is lost.
+        if record is not None and any(f"{each}/".startswith(target) for each in record.folders):
+            raise RefusedError(
+                f"{path}/{token} is the directory of a certificate; set http01.folder to a "
+                "separate directory",
+                status=424,
+            )
     with root.open_parent(f"{path}/x", create=True) as folder:
         assert folder is not None
         if stat_of(folder, token) is not None and read_file(folder, token) != response.encode():
