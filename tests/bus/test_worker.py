@@ -453,6 +453,17 @@ async def test_names_that_wait_for_an_answer_are_asked_together() -> None:
     assert [len(each) for each in names.requests] == [20]
 
 
+async def test_many_or_large_questions_are_asked_in_several_requests() -> None:
+    names = Names("")
+    checks = NameChecks(names, None)
+    asked = [ExternalName("default", "Shape", f"name-{each}", "me/Shape/x") for each in range(1200)]
+    large = [
+        ExternalName("default", "Shape", str(each) * 50_000, "me/Shape/x") for each in range(5)
+    ]
+    assert await checks.find_owners([*asked, *large]) == [""] * 1205
+    assert [len(each) for each in names.requests] == [500, 500, 202, 2, 1]
+
+
 async def test_each_attempt_and_each_outcome_has_a_separate_result(
     log: JetStreamLog,
 ) -> None:

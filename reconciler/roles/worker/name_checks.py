@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import structlog
 
@@ -12,6 +13,12 @@ from projections.ownership import may_use
 from projections.read_models import ReadModels
 from reconciler.errors import NotCalledError
 from reconciler.ports import ExternalName, NameDirectory
+
+MAX_QUESTIONS: Final = 500
+"""Limit on the questions of one request, because an answer may contain a name for each."""
+
+MAX_QUESTION_BYTES: Final = 128 * 1024
+"""Limit on their size, before JSON escapes."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -33,6 +40,19 @@ def search_names(models: ReadModels, name: ExternalName) -> str:
         user = ResourceKey.parse(requester)
         owners = (each for each in owners if not may_use(models.status[each], user))
     return min(owners, default="")
+
+
+def _count_in_one_request(names: Sequence[ExternalName]) -> int:
+    """Return how many of these questions one request may contain: at least one.
+
+    One action may have thousands of claims. A message that is too large would fail for all.
+    """
+    size = 0
+    for count, name in enumerate(names[:MAX_QUESTIONS]):
+        size += sum(len(each.encode()) for each in name[:4])
+        if size > MAX_QUESTION_BYTES and count:
+            return count
+    return min(len(names), MAX_QUESTIONS)
 
 
 class NameChecks:
@@ -61,7 +81,8 @@ class NameChecks:
     async def _ask(self) -> None:
         """Ask for everything that waits, until nothing waits."""
         while self._waiting:
-            batch, self._waiting = self._waiting, []
+            count = _count_in_one_request([name for name, _ in self._waiting])
+            batch, self._waiting = self._waiting[:count], self._waiting[count:]
             problem, owners = "", [""] * len(batch)
             try:
                 owners = await self._directory.find_owners([name for name, _ in batch])
